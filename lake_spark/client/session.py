@@ -1,0 +1,120 @@
+"""What the operations of a lake share: index, storage, codec, caches and workers of one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
+from typing import Any, TypeVar
+
+from lake_spark.cache import LoadingCache, MemoryCache, RedisCache
+from lake_spark.client.settings import Config, storage_of
+from lake_spark.index import Connection, Index
+from lake_spark.names import SETTING_KEY, Keys
+from lake_spark.options import Options
+from lake_spark.storage import Codec, MemoryStorage, Storage
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Reads go on when snapshots cannot keep up; the next read of the same catalog makes its own.
+_MOST_BACKGROUND_TASKS = 64
+
+_memory: dict[tuple[int, Connection], MemoryStorage] = {}
+
+
+def read_config(connection: Connection) -> Config | None:
+    """The configuration in Redis, if there is one."""
+    text = connection.call(lambda: connection.client.get(SETTING_KEY))
+    return Config.parse(text) if isinstance(text, bytes) else None
+
+
+class Session:
+    """One lake in one process, resolved: where its index and its bodies are."""
+
+    def __init__(
+        self, connection: Connection, options: Options, config: Config | None, storage: Storage | None
+    ) -> None:
+        self.options = options
+        if storage is None:
+            if config is None:
+                config = read_config(connection)
+            storage = storage_of(config, options) if config else _shared_memory(connection)
+        config = config or Config({})
+        self.storage = storage
+        kind = getattr(storage, "kind", "custom")
+        # A memory storage is nobody else's, so neither is its index.
+        name = str(config.get("Name") or options.name or getattr(storage, "name", "lake"))
+        self.index = Index(connection, Keys(f"{kind}:{name}"), options.pending_timeout)
+        self.codec = Codec(options.compression, config.get("AESPwd"), name)
+        namespace = self.index.keys.prefix
+        snapshots: Any = (
+            RedisCache(options.snapshot_cache_url, namespace, options.snapshot_cache_ttl)
+            if options.snapshot_cache_url
+            else MemoryCache[bytes](options.snapshot_cache_bytes, options.snapshot_cache_ttl)
+        )
+        # Snapshots as they are stored: a shared cache must not hold the plain text of an encrypted lake.
+        self.snapshots: LoadingCache[bytes] = LoadingCache(snapshots)
+        self.deltas: LoadingCache[bytes] = LoadingCache(
+            MemoryCache(options.delta_cache_bytes, options.delta_cache_ttl, sliding=False)
+        )
+        self._tasks: set[Future[None]] = set()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _loaders(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.options.load_workers, "lake-load")
+
+    @cached_property
+    def _background(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(2, "lake-snapshot")
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """The work done for every item, several at a time; the results in order."""
+        todo = list(items)
+        if len(todo) < 2:
+            return [work(item) for item in todo]
+        return list(self._loaders.map(work, todo))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do this off the caller's path; not at all while too much of it is waiting."""
+        with self._lock:
+            if len(self._tasks) >= _MOST_BACKGROUND_TASKS:
+                return
+            task = self._background.submit(work)
+            self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def flush(self) -> None:
+        """Wait for what is being done in the background."""
+        with self._lock:
+            tasks = set(self._tasks)
+        wait(tasks)
+
+    def close(self) -> None:
+        self.flush()
+        for pool in ("_loaders", "_background"):
+            executor = self.__dict__.pop(pool, None)
+            if executor is not None:
+                executor.shutdown()
+        for part in (self.snapshots.cache, self.storage):
+            close = getattr(part, "close", None)
+            if close is not None:
+                close()
+
+
+def _shared_memory(connection: Connection) -> MemoryStorage:
+    """This process's memory storage for an index that has no configuration."""
+    key = (os.getpid(), connection)
+    if key not in _memory:
+        warnings.warn(
+            f"Redis at {connection.place} has no lake.setting: bodies are kept in the memory of this process and are "
+            'gone when it ends. Configure the lake once, e.g. lake.update_config({"Name": "my-lake", '
+            '"Storage": "file", "BasePath": "/data/lake"}), or pass config= or storage=.',
+            UserWarning,
+            stacklevel=2,
+        )
+    return _memory.setdefault(key, MemoryStorage())

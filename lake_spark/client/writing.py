@@ -1,0 +1,141 @@
+"""The single write: pre-commit, put, commit; and the checks of everything that is written."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lake_spark.client.session import Session
+from lake_spark.errors import (
+    BodyTooLarge,
+    FencedError,
+    IndexFailure,
+    InvalidBody,
+    InvalidInput,
+    ObjectExists,
+    OutcomeUnknown,
+)
+from lake_spark.index import OpenWrite
+from lake_spark.merge import check_body, dumps, encode, loads
+from lake_spark.model import MergeType, TsSeq
+from lake_spark.names import check_catalog, check_field_path, delta_key
+from lake_spark.trace import span
+
+# A write that is fenced, or that finds its place taken, is made again under a new TsSeq this many times.
+_ATTEMPTS = 8
+Fields = dict[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A checked write: nothing about it can be refused any more."""
+
+    catalog: str
+    merge_type: MergeType
+    path: str
+    body: bytes
+    meta: Fields
+
+    @property
+    def only_meta(self) -> bool:
+        """An empty JSON patch changes nothing but the catalog's meta."""
+        return not self.body
+
+
+def check_change(
+    catalog: str, body: object, path: str, merge: MergeType | int | str, meta: object, max_bytes: int
+) -> Change:
+    """The write as it will be stored, or an error that names what is wrong with it."""
+    check_catalog(catalog)
+    check_field_path(path)
+    merge_type = check_merge_type(merge)
+    data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else encode(body)
+    data = data.strip(b" \t\r\n")
+    if len(data) > max_bytes:
+        raise BodyTooLarge(
+            f"the body for catalog {catalog!r} has {len(data)} bytes, at most {max_bytes} are accepted (max_body_bytes)"
+        )
+    try:
+        parsed = check_body(merge_type, data)
+    except InvalidBody as error:
+        raise InvalidBody(f"the body for catalog {catalog!r} at {path} is refused: {error}") from None
+    if merge_type is MergeType.RFC6902 and not parsed:
+        data = b""
+    return Change(catalog, merge_type, path, data, check_meta(meta))
+
+
+def check_merge_type(merge: MergeType | int | str) -> MergeType:
+    """A merge type by value, number or name."""
+    try:
+        if isinstance(merge, str) and not merge.isdecimal():
+            return MergeType[merge.upper()]
+        return MergeType(int(merge))
+    except (KeyError, ValueError):
+        known = ", ".join(f"{kind.name} ({kind:d})" for kind in MergeType)
+        raise InvalidInput(f"there is no merge type {merge!r}; known are {known}") from None
+
+
+def check_meta(meta: object) -> Fields:
+    """A write's meta by top-level key, each value as raw JSON; None removes the key."""
+    if meta is None:
+        return {}
+    value: Any = loads(bytes(meta)) if isinstance(meta, (bytes, bytearray)) else meta
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InvalidBody(f"meta is a JSON object, not {value!r}"[:200])
+    return {name: None if part is None else _json(part) for name, part in value.items()}
+
+
+def _json(part: object) -> bytes:
+    # Through loads and dumps: meta is checked as a body is, and keeps its numbers.
+    return dumps(loads(encode(part)))
+
+
+def write(session: Session, change: Change) -> TsSeq:
+    """Write a change and return its TsSeq; when this returns, every later read has it."""
+    if change.only_meta:
+        index = session.index
+        index.merge_fields(change.catalog, index.keys.meta(change.catalog), change.meta)
+        return index.listing(change.catalog).version
+    for attempt in range(_ATTEMPTS):
+        with span("PreCommit") as step:
+            opened = session.index.precommit(change.catalog, change.merge_type, change.path)
+            step.set(tsSeq=opened.ts_seq)
+        if not _put(session, opened, change.body):
+            # The sequence was used before Redis lost its memory of it: later ones are free.
+            time.sleep(0.01 * 2**attempt)
+            continue
+        try:
+            with span("Commit"):
+                session.index.commit(opened, change.meta)
+            return opened.ts_seq
+        except FencedError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise OutcomeUnknown(
+        f"catalog {change.catalog!r} has objects at {_ATTEMPTS} places that Redis calls free: Redis lost its memory "
+        "of older writes; nothing of this write is in"
+    )
+
+
+def _put(session: Session, opened: OpenWrite, body: bytes) -> bool:
+    """Store the body; False (and rolled back) if another body is there already."""
+    key = delta_key(opened.catalog, opened.ts_seq, opened.merge_type)
+    data = session.codec.encode(key, body)
+    try:
+        with span("StoragePut", key=key, size=len(data)):
+            session.storage.put(key, data, if_absent=True)
+    except ObjectExists:
+        # A put whose answer was lost, and that was made again, finds itself.
+        if session.storage.get(key) == data:
+            return True
+        session.index.rollback(opened, orphan=False)
+        return False
+    except BaseException:
+        # Whatever happened, the body may have arrived: vacuum looks after it.
+        with contextlib.suppress(IndexFailure):
+            session.index.rollback(opened, orphan=True)
+        raise
+    return True

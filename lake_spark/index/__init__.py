@@ -1,0 +1,19 @@
+"""The index in Redis: which deltas a catalog has, in which order, and which of them are visible."""
+
+from lake_spark.index.connection import Connection, check_url
+from lake_spark.index.index import Index, OpenWrite, SnapshotClaim
+from lake_spark.index.members import digest_of
+from lake_spark.index.transactions import Block, CatalogRun, TransactionIndex, abort_if_expired
+
+__all__ = [
+    "Block",
+    "CatalogRun",
+    "Connection",
+    "Index",
+    "OpenWrite",
+    "SnapshotClaim",
+    "TransactionIndex",
+    "abort_if_expired",
+    "check_url",
+    "digest_of",
+]

@@ -1,0 +1,187 @@
+"""A connection to the index Redis: lazy, one client per process, bounded retries, errors of our own."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from lake_spark.errors import ConfigError, IndexDenied, IndexFailure, IndexUnavailable
+from lake_spark.index.scripts import Script
+
+T = TypeVar("T")
+Argument = str | bytes | int
+Call = tuple[Sequence[str], Sequence[Argument]]
+
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+_BARE = re.compile(r"[A-Za-z0-9._\-]+(:[0-9]+)?(/[0-9]+)?", re.ASCII)
+_REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
+# A failover or a restart in progress, or scripts flushed in mid-pipeline: the same call may succeed in a moment.
+_PASSING = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, NoScriptError)
+# Inside a script these are texts of a general error.
+_DENIED_WORDS = ("READONLY", "OOM ", "MISCONF", "NOPERM", "NOAUTH", "WRONGPASS")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+_clients: dict[tuple[int, Connection], redis.Redis] = {}
+_clients_lock = threading.Lock()
+
+
+def check_url(url: str) -> str:
+    """The URL in full form, or an error that says what one looks like and never shows a password."""
+    if _BARE.fullmatch(url):
+        url = f"redis://{url}"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = SplitResult("", "", "", "", "")
+    if parts.scheme not in _SCHEMES or not (parts.hostname or parts.scheme == "unix"):
+        shown = f"{parts.scheme}://…" if parts.scheme else "this one"
+        raise ConfigError(
+            f"not a lake URL: {shown} (expected redis://host:port/db, rediss://…, unix:///path, "
+            "redis+sentinel://host:port,host:port/service/db, or host:port)"
+        )
+    if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/?|/[0-9]+", parts.path):
+        raise ConfigError(f"the database in {parts.scheme}://{_place(parts)}{parts.path} is not a number")
+    return url
+
+
+def _place(parts: SplitResult) -> str:
+    if parts.scheme == "unix":
+        return parts.path
+    return parts.netloc.rpartition("@")[2] if "," in parts.netloc else f"{parts.hostname}:{parts.port or 6379}"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the index is and how long to try. A plain value: clients are kept per process."""
+
+    url: str = field(repr=False)
+    timeout: float = 5.0
+    connect_timeout: float = 5.0
+    retries: int = 3
+
+    @property
+    def place(self) -> str:
+        """Host and port, without user or password."""
+        return _place(urlsplit(self.url))
+
+    @property
+    def client(self) -> redis.Redis:
+        """This process's client: made on first use, shared by every lake at the same place."""
+        key = (os.getpid(), self)
+        client = _clients.get(key)
+        if client is None:
+            with _clients_lock:
+                client = _clients.get(key) or self._connect()
+                _clients[key] = client
+        return client
+
+    def _connect(self) -> redis.Redis:
+        settings: dict[str, Any] = {
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": self.timeout,
+            "socket_connect_timeout": self.connect_timeout,
+            "socket_keepalive": True,
+        }
+        parts = urlsplit(self.url)
+        if parts.scheme != "redis+sentinel":
+            if parts.scheme == "unix":
+                del settings["socket_keepalive"]
+            return redis.Redis.from_url(self.url, **settings)
+        hosts = [host.rpartition(":") for host in self.place.split(",")]
+        service, _, db = parts.path.strip("/").partition("/")
+        sentinel = redis.Sentinel(  # type: ignore[no-untyped-call] # redis-py leaves it untyped
+            [(host, int(port)) for host, _, port in hosts],
+            sentinel_kwargs={"socket_timeout": self.timeout},
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            db=int(db or 0),
+            **settings,
+            **dict(parse_qsl(parts.query)),
+        )
+        client: redis.Redis = sentinel.master_for(service or "mymaster")  # type: ignore[no-untyped-call] # as above
+        return client
+
+    def close(self) -> None:
+        """Drop this process's connections; the next call makes new ones."""
+        client = _clients.pop((os.getpid(), self), None)
+        if client is not None:
+            client.close()
+
+    def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Run a script by its digest, or by its source where Redis does not know it (any more)."""
+
+        def once() -> Any:
+            try:
+                return self.client.evalsha(script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return self.client.eval(script.source, len(keys), *keys, *args)
+
+        return self.call(once, retried=script.retried)
+
+    def run_many(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Run one script for many sets of arguments in one round trip (each run is atomic, all are not)."""
+        if len(calls) == 1:
+            return [self.run(script, *calls[0])]
+
+        def once() -> list[Any]:
+            with self.client.pipeline(transaction=False) as pipeline:
+                pipeline.script_load(script.source)
+                for keys, args in calls:
+                    pipeline.evalsha(script.sha, len(keys), *keys, *args)
+                return pipeline.execute()[1:]
+
+        return self.call(once, retried=script.retried) if calls else []
+
+    def call(self, attempt: Callable[[], T], *, retried: bool = True) -> T:
+        """Do something with Redis, again if the connection failed, and give failures our own names."""
+        pause = _FIRST_PAUSE
+        for left in range(self.retries if retried else 0, -1, -1):
+            try:
+                return attempt()
+            except RedisError as error:
+                if not left or isinstance(error, _REFUSED) or not isinstance(error, _PASSING):
+                    raise self._named(error) from None
+            # Full jitter: writers that failed together do not come back together.
+            time.sleep(random.uniform(0, pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _named(self, error: RedisError) -> IndexFailure:
+        text = self._without_secrets(str(error))
+        denied = isinstance(error, (*_REFUSED, OutOfMemoryError, ReadOnlyError))
+        if denied or any(word in text for word in _DENIED_WORDS):
+            return IndexDenied(f"Redis at {self.place} refuses: {text}")
+        if isinstance(error, _PASSING):
+            return IndexUnavailable(f"Redis at {self.place} cannot be reached: {text}")
+        return IndexFailure(f"Redis at {self.place} failed: {text}")
+
+    def _without_secrets(self, text: str) -> str:
+        password = urlsplit(self.url).password
+        for secret in (password, unquote(password)) if password else ():
+            text = text.replace(secret, "***")
+        return text

@@ -1,0 +1,327 @@
+"""The index of one lake: each method is one script, or one round trip of many."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lake_spark.errors import (
+    DeltaNotFound,
+    FencedError,
+    HistoryGone,
+    IndexUnavailable,
+    InvalidInput,
+    OutcomeUnknown,
+    PendingError,
+)
+from lake_spark.index import scripts
+from lake_spark.index.connection import Argument, Call, Connection
+from lake_spark.index.members import parse_entry, parse_pending, parse_snapshot, snapshot_member
+from lake_spark.model import ZERO, Delta, Listing, MergeType, Pending, Run, Snapshot, TsSeq
+from lake_spark.names import SHARDS, Keys, b64, shard_of
+
+LIST_BATCH = 256
+Fields = Mapping[str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWrite:
+    """A write between pre-commit and commit."""
+
+    catalog: str
+    merge_type: MergeType
+    path: str
+    ts_seq: TsSeq
+    token: str
+
+    @property
+    def arguments(self) -> list[Argument]:
+        return [self.token, str(int(self.merge_type)), self.path, str(self.ts_seq), b64(self.catalog)]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotClaim:
+    """A snapshot to register, with the digest of the log that it merged."""
+
+    catalog: str
+    snapshot: Snapshot
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Order, visibility and meta of a lake's catalogs, in Redis."""
+
+    connection: Connection
+    keys: Keys
+    pending_timeout: float = 120.0
+
+    @property
+    def _timeout(self) -> str:
+        return str(round(self.pending_timeout * 1e6))
+
+    # A single write
+
+    def precommit(self, catalog: str, merge_type: MergeType, path: str) -> OpenWrite:
+        """Open a write: its TsSeq is above everything in the catalog."""
+        keys, shard = self.keys, shard_of(catalog)
+        token = f"w|{secrets.token_hex(8)}|{merge_type:d}|{path}|{b64(catalog)}"
+        ts_seq = self.connection.run(
+            scripts.PRECOMMIT,
+            [keys.delta(catalog), keys.snap(catalog), keys.seq(shard), keys.pending(shard), keys.opened(shard)],
+            [token, str(int(merge_type)), path],
+        )
+        return OpenWrite(catalog, merge_type, path, TsSeq.parse(ts_seq.decode()), token)
+
+    def commit(self, write: OpenWrite, meta: Fields) -> None:
+        """Make the write visible, or raise FencedError (it is not in) or OutcomeUnknown."""
+        keys, shard = self.keys, shard_of(write.catalog)
+        named = f"write {write.ts_seq} to catalog {write.catalog!r}"
+        try:
+            reply = self.connection.run(
+                scripts.COMMIT,
+                [
+                    *(keys.delta(write.catalog), keys.pending(shard), keys.opened(shard)),
+                    *(keys.fenced(shard), keys.catalogs(shard), keys.meta(write.catalog)),
+                ],
+                [*write.arguments, write.catalog, *_flat(meta)],
+            )
+        except IndexUnavailable as error:
+            raise OutcomeUnknown(
+                f"{named} may or may not be committed ({error}); read the catalog before you write again"
+            ) from None
+        if reply == b"fenced":
+            raise FencedError(f"{named} took longer than {self.pending_timeout:g} s and was fenced; it is not in")
+        if reply != b"committed":
+            raise OutcomeUnknown(
+                f"Redis knows nothing of {named}: its history was cleared since, or Redis lost its memory of it; "
+                "read the catalog before you write again"
+            )
+
+    def rollback(self, write: OpenWrite, *, orphan: bool) -> None:
+        """Take an open write back; `orphan` says that an object may have been stored for it."""
+        keys, shard = self.keys, shard_of(write.catalog)
+        self.connection.run(
+            scripts.ROLLBACK,
+            [keys.delta(write.catalog), keys.pending(shard), keys.opened(shard), keys.fenced(shard)],
+            [*write.arguments, str(int(orphan))],
+        )
+
+    # Reading
+
+    def listing(self, catalog: str, *, strict_pending: bool = False, as_of: TsSeq | None = None) -> Listing:
+        """One atomic view of a catalog; what stands in its way is in the listing, not raised."""
+        return next(iter(self.listings([catalog], strict_pending=strict_pending, as_of=as_of)))
+
+    def listings(
+        self, catalogs: Iterable[str], *, strict_pending: bool = False, as_of: TsSeq | None = None
+    ) -> Iterator[Listing]:
+        """A view of each catalog (each atomic by itself), shard by shard, in one round trip a batch."""
+        by_shard: dict[str, list[str]] = {}
+        for catalog in catalogs:
+            by_shard.setdefault(shard_of(catalog), []).append(catalog)
+        batches = [
+            (shard, names[start : start + LIST_BATCH])
+            for shard, names in by_shard.items()
+            for start in range(0, len(names), LIST_BATCH)
+        ]
+        calls: list[Call] = [self._list_call(shard, names, as_of) for shard, names in batches]
+        # A view as of a version must read the same tomorrow: nothing below it may be open.
+        strict = strict_pending or as_of is not None
+        for (_, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
+            for catalog, reply in zip(names, replies, strict=True):
+                yield self._listing(catalog, reply, strict=strict, as_of=as_of)
+
+    def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None) -> Call:
+        keys = self.keys
+        return (
+            [
+                *(keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.floor(shard)),
+                *(keys.inflight, keys.aborted),
+                *(key for catalog in catalogs for key in (keys.delta(catalog), keys.snap(catalog))),
+            ],
+            [self._timeout, as_of.score if as_of else "+inf", *(b64(catalog) for catalog in catalogs)],
+        )
+
+    def _listing(self, catalog: str, reply: Sequence[Any], *, strict: bool, as_of: TsSeq | None) -> Listing:
+        snapshot_bytes, floor, visible, open_writes, followed = reply
+        snapshot = parse_snapshot(snapshot_bytes) if snapshot_bytes else None
+        entries = [parse_entry(member) for member in visible]
+        if as_of and entries:
+            entries[-1] = _cut(entries[-1], as_of)
+        pendings: tuple[Pending, ...] = ()
+        if strict or followed:
+            pendings = tuple(_pending(member, age) for member, age in open_writes)
+        listing = Listing(catalog, snapshot, tuple(entries), pendings, None, as_of, strict, tuple(visible))
+        error = _history_gone(listing, floor.decode()) or _pending_error(listing)
+        return dataclasses.replace(listing, error=error) if error else listing
+
+    def catalogs(self, prefix: str = "", shards: Sequence[str] = SHARDS) -> Iterator[str]:
+        """Names in the registry, shard by shard. One with nothing visible in its log does not exist."""
+        for shard in shards:
+            seen: set[bytes] = set()
+            cursor: int | None = None
+            while cursor != 0:
+                scan = partial(self.connection.client.zscan, self.keys.catalogs(shard), cursor or 0, count=1000)
+                reply: Any = self.connection.call(partial(scan, match=_literal(prefix) + "*"))
+                cursor, page = reply
+                for name, _ in page:
+                    if name not in seen:
+                        seen.add(name)
+                        yield name.decode()
+
+    # Snapshots and history
+
+    def snapshot(self, claims: Sequence[SnapshotClaim]) -> list[str]:
+        """Register snapshots that are exactly what the log says; the reply for each is in `lua/snapshot.lua`."""
+        keys = self.keys
+        by_shard: dict[str, list[int]] = {}
+        for at, claim in enumerate(claims):
+            by_shard.setdefault(shard_of(claim.catalog), []).append(at)
+        calls: list[Call] = []
+        for shard, places in by_shard.items():
+            script_keys = [
+                *(keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.inflight, keys.aborted),
+            ]
+            arguments: list[Argument] = [self._timeout]
+            for claim in (claims[at] for at in places):
+                script_keys += [keys.delta(claim.catalog), keys.snap(claim.catalog)]
+                start, stop = str(claim.snapshot.start), str(claim.snapshot.stop)
+                arguments += [b64(claim.catalog), start, stop, claim.digest, snapshot_member(claim.snapshot)]
+            calls.append((script_keys, arguments))
+        replies = [""] * len(claims)
+        for places, reply in zip(by_shard.values(), self.connection.run_many(scripts.SNAPSHOT, calls), strict=True):
+            for at, word in zip(places, reply, strict=True):
+                replies[at] = word.decode()
+        return replies
+
+    def history(self, catalog: str) -> tuple[list[Snapshot], list[bytes]]:
+        """Every snapshot, oldest first, and every member of the log, pendings included."""
+        keys = self.keys
+
+        def ask() -> tuple[list[bytes], list[bytes]]:
+            with self.connection.client.pipeline() as pipeline:
+                pipeline.zrange(keys.snap(catalog), 0, -1)
+                pipeline.zrange(keys.delta(catalog), 0, -1)
+                snapshots, members = pipeline.execute()
+                return snapshots, members
+
+        snapshots, members = self.connection.call(ask)
+        return [parse_snapshot(member) for member in snapshots], members
+
+    def clear(self, catalog: str, stop: TsSeq) -> list[bytes] | None:
+        """Forget history up to the snapshot with that stop; the fenced pendings, or None without that snapshot."""
+        keys, shard = self.keys, shard_of(catalog)
+        state, *fenced = self.connection.run(
+            scripts.CLEAR,
+            [
+                *(keys.delta(catalog), keys.snap(catalog), keys.floor(shard)),
+                *(keys.pending(shard), keys.opened(shard), keys.fenced(shard)),
+            ],
+            [self._timeout, b64(catalog), str(stop)],
+        )
+        return fenced if state == b"cleared" else None
+
+    def remove_delta(self, catalog: str, ts_seq: TsSeq) -> Delta | Run | None:
+        """Take a delta out of the log; the member that held it (None when a repeat finds it gone)."""
+        keys, shard = self.keys, shard_of(catalog)
+        state, *member = self.connection.run(
+            scripts.REMOVE_DELTA,
+            [keys.delta(catalog), keys.snap(catalog), keys.fenced(shard), keys.inflight],
+            [b64(catalog), str(ts_seq)],
+        )
+        named = f"delta {ts_seq} of catalog {catalog!r}"
+        if state == b"merged":
+            raise InvalidInput(f"{named} is part of a snapshot already: write the change that undoes it")
+        if state == b"open":
+            raise PendingError(f"{named} belongs to a transaction that is not decided yet")
+        if state == b"missing":
+            raise DeltaNotFound(f"there is no {named}")
+        return parse_entry(member[0]) if member[0] else None
+
+    # Meta, files, samples
+
+    def merge_fields(self, catalog: str, key: str, fields: Fields) -> None:
+        """Set and remove fields of the catalog's meta or files."""
+        once = self.keys.once(shard_of(catalog), secrets.token_hex(8))
+        if fields:
+            self.connection.run(scripts.META, [key, once], _flat(fields))
+
+    def fields(self, keys: Sequence[str]) -> list[dict[str, bytes]]:
+        """The hashes under these keys, in one round trip."""
+
+        def ask() -> list[dict[bytes, bytes]]:
+            with self.connection.client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.hgetall(key)
+                return pipeline.execute()
+
+        return [{name.decode(): value for name, value in each.items()} for each in self.connection.call(ask)]
+
+    def last_sample(self, catalog: str, indicator: str) -> float:
+        score = self.connection.call(lambda: self.connection.client.zscore(self.keys.sample(catalog), indicator))
+        return float(score or 0.0)
+
+    def sample(self, catalog: str, indicator: str, at: TsSeq) -> float:
+        """Note a sample; it never moves back."""
+        return float(self.connection.run(scripts.SAMPLE, [self.keys.sample(catalog)], [indicator, at.score]))
+
+    def high_water_mark(self, shard: str) -> tuple[TsSeq, str]:
+        """Up to this TsSeq the shard is decided for good; and the token of what holds it there ('' if nothing)."""
+        keys = self.keys
+        state, ts_seq, *token = self.connection.run(
+            scripts.HIGH_WATER_MARK,
+            [keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.inflight],
+            [self._timeout, f"{keys.prefix}:delta:"],
+        )
+        if not ts_seq:
+            return ZERO, ""
+        at = TsSeq.parse(ts_seq.decode())
+        if state == b"last":
+            return at, ""
+        return (TsSeq(at.seconds, at.seq - 1) if at.seq > 1 else TsSeq(at.seconds - 1, 999_999)), token[0].decode()
+
+
+def _flat(fields: Fields) -> list[Argument]:
+    return [part for name, value in fields.items() for part in (name, b"" if value is None else value)]
+
+
+def _cut(entry: Delta | Run, as_of: TsSeq) -> Delta | Run:
+    """A run as far as `as_of`: the version asked for may lie within it."""
+    if isinstance(entry, Run) and entry.last > as_of:
+        return dataclasses.replace(entry, count=as_of.seq - entry.first.seq + 1)
+    return entry
+
+
+def _pending(member: bytes, age: int) -> Pending:
+    ts_seq = parse_pending(member)
+    entry = parse_entry(member) if member.startswith(b"run|") else None
+    return Pending(ts_seq, max(age, 0) / 1e6, entry.txn if isinstance(entry, Run) else None)
+
+
+def _pending_error(listing: Listing) -> PendingError | None:
+    if not listing.pendings:
+        return None
+    first = listing.pendings[0]
+    owner = f"transaction {first.txn} is being published" if first.txn else f"open for {first.age:.1f} s"
+    more = f" and {len(listing.pendings) - 1} more" if len(listing.pendings) > 1 else ""
+    return PendingError(
+        f"catalog {listing.catalog!r} has an open write at {first.ts_seq} ({owner}){more}: try again, or read with "
+        'pending="wait" or pending="prefix"'
+    )
+
+
+def _history_gone(listing: Listing, floor: str) -> HistoryGone | None:
+    if not floor or listing.as_of is None or listing.as_of >= TsSeq.parse(floor):
+        return None
+    return HistoryGone(
+        f"history of catalog {listing.catalog!r} was cleared up to {floor}: there is no version as of {listing.as_of}"
+    )
+
+
+def _literal(prefix: str) -> str:
+    return "".join("\\" + each if each in "*?[]^\\" else each for each in prefix)

@@ -1,0 +1,107 @@
+"""Every option in one table: parsed from Python names, Spark names, URL parameters and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lake_spark.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "LAKE_"
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def _option(default: Any, meaning: str, *, choices: tuple[str, ...] = (), least: float | None = None) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "choices": choices, "least": least})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a lake is used. Python names are these; Spark names are the same in camelCase."""
+
+    name: str = _option("", "name of the lake when no configuration gives one; part of every Redis key")
+    pending: str = _option(
+        "error", "what a read does when open writes stand in its way", choices=("error", "wait", "prefix")
+    )
+    pending_timeout: float = _option(120.0, "seconds after which an open write counts as abandoned", least=0.001)
+    pending_wait: float = _option(30.0, "seconds that pending=wait waits before it gives up", least=0)
+    snapshot: str = _option(
+        "auto",
+        "when a read saves a snapshot (auto: 16 or more deltas were replayed, or bytes over a quarter of the document)",
+        choices=("auto", "always", "never"),
+    )
+    compression: str = _option("none", "compression of bodies and snapshots", choices=COMPRESSIONS)
+    segment_compression: str = _option("zstd", "compression of segments", choices=COMPRESSIONS)
+    segment_rows: int = _option(100_000, "deltas in a segment, at most", least=1)
+    segment_bytes: int = _option(64 << 20, "bytes of bodies in a segment, about", least=1)
+    max_body_bytes: int = _option(64 << 20, "largest body or file that is accepted", least=1)
+    lease: float = _option(300.0, "seconds a transaction lives without a sign of its writer", least=0.001)
+    load_workers: int = _option(10, "bodies that one read loads at the same time", least=1)
+    redis_timeout: float = _option(5.0, "seconds to wait for an answer of Redis", least=0.001)
+    redis_connect_timeout: float = _option(5.0, "seconds to wait for a connection to Redis", least=0.001)
+    redis_retries: int = _option(3, "times a call to Redis is made again after its connection failed", least=0)
+    storage_timeout: float = _option(30.0, "seconds to wait for an answer of the object store", least=0.001)
+    storage_connect_timeout: float = _option(5.0, "seconds to wait for a connection to the object store", least=0.001)
+    storage_retries: int = _option(3, "times a call to the object store is made again", least=0)
+    fsync: str = _option("always", "when file storage forces bodies to disk", choices=("always", "interval", "never"))
+    snapshot_cache_url: str = _option("", "Redis that caches snapshots, such as redis://host:6379/1; memory if empty")
+    snapshot_cache_ttl: float = _option(300.0, "seconds a cached snapshot lives after its last use", least=0)
+    snapshot_cache_bytes: int = _option(64 << 20, "bytes of snapshots cached in memory, at most", least=0)
+    delta_cache_ttl: float = _option(300.0, "seconds a cached delta lives", least=0)
+    delta_cache_bytes: int = _option(64 << 20, "bytes of deltas cached in memory, at most", least=0)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Options from Python or Spark names; what is not given comes from the environment, else the default.
+
+        A name that is not an option gets one warning with the nearest one that is.
+        """
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name in known:
+            text = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
+            if text is not None:
+                values[name] = text
+        for given_name, value in given.items():
+            name = snake_case(given_name)
+            if name in known:
+                values[name] = value
+            else:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                warnings.warn(f"unknown option {given_name!r} is ignored{hint}", UserWarning, stacklevel=3)
+        return cls(**{name: _coerce(known[name], value) for name, value in values.items()})
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+
+
+def camel_case(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def _coerce(option: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as the option's type, or an error that names the option and what it takes."""
+    kind: type[Any] = type(option.default)
+    try:
+        if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+            raise ValueError
+        number = kind(value)
+        if kind is int and number != float(value):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ConfigError(f"option {option.name} takes a {kind.__name__}, not {value!r}") from None
+    choices, least = option.metadata["choices"], option.metadata["least"]
+    if choices and number not in choices:
+        raise ConfigError(f"option {option.name} is one of {', '.join(choices)}; not {value!r}")
+    if least is not None and not number >= least:
+        raise ConfigError(f"option {option.name} is {least} or more; not {value!r}")
+    return number

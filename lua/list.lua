@@ -1,0 +1,55 @@
+-- One atomic view of each of some catalogs of a shard: latest snapshot, what follows it, open writes.
+--
+-- KEYS  1 pending  2 opened  3 fenced  4 floor  5 inflight  6 aborted, then for each catalog: delta, snap
+-- ARGV  1 pending timeout in microseconds  2 as-of score or `+inf`, then for each catalog: b64
+-- Reply for each catalog {snapshot member or '', floor or '', visible members, open {member, age}…, followed}
+--       floor: the sequence up to which history was cleared
+--       with an as-of score, the member after it is added when it is a visible run: the caller cuts it
+--
+-- Guarantees: an abandoned write that the view goes past is fenced in this very step, so it can never
+-- commit behind what somebody has read; an as-of view passes every abandoned write below it.
+--@include sequence
+--@include log
+
+local shard = {
+  pending = KEYS[1], opened = KEYS[2], fenced = KEYS[3], inflight = KEYS[5], aborted = KEYS[6],
+}
+local timeout, upper = tonumber(ARGV[1]), ARGV[2]
+local bounded = upper ~= '+inf'
+local _, micros = now()
+
+local function view_of(delta_key, snap_key, b64)
+  local snapshot = redis.call('ZREVRANGEBYSCORE', snap_key, upper, '-inf', 'LIMIT', 0, 1)[1]
+  local lower = '-inf'
+  if snapshot then
+    lower = '(' .. score_of_text(stop_of(snapshot))
+  end
+  local members = redis.call('ZRANGEBYSCORE', delta_key, lower, upper)
+  if bounded then
+    local next_member = redis.call('ZRANGEBYSCORE', delta_key, '(' .. upper, '+inf', 'LIMIT', 0, 1)[1]
+    if next_member and string.sub(next_member, 1, 4) == 'run|' then
+      local first = string.match(next_member, '^run|([^|]+)|')
+      if tonumber(score_of_text(first)) <= tonumber(upper) then
+        table.insert(members, next_member)
+      end
+    end
+  end
+  local view = walk(shard, members, timeout, micros)
+  local passed = view.passed
+  if bounded then
+    passed = #view.expired
+  end
+  for i = 1, passed do
+    fence(shard, delta_key, view.expired[i][1], view.expired[i][2], b64, micros)
+  end
+  local floor = redis.call('HGET', KEYS[4], b64)
+  local followed = view.followed and 1 or 0
+  return { snapshot or '', floor or '', view.visible, view.open, followed }
+end
+
+local views = {}
+for i = 3, #ARGV do
+  local at = 7 + 2 * (i - 3)
+  views[i - 2] = view_of(KEYS[at], KEYS[at + 1], ARGV[i])
+end
+return views

@@ -1,0 +1,28 @@
+-- Commit a transaction: at this instant all of it is visible, in every catalog.
+--
+-- KEYS  1 txn  2 inflight  3 aborted  4 app
+-- ARGV  1 txn id  2 application's version, or ''  3 seconds to remember the transaction
+-- Reply `committed`, `applied` (the application got this version from another transaction first: this
+--       one is aborted), or `aborted`
+--
+-- Guarantees: only a transaction in flight commits; one version of an application applies once; twice is once.
+
+local txn, version = ARGV[1], ARGV[2]
+if redis.call('HGET', KEYS[1], 'state') == 'committed' then
+  return 'committed'
+end
+if redis.call('SREM', KEYS[2], txn) == 0 then
+  return 'aborted'
+end
+if version ~= '' then
+  local applied = redis.call('GET', KEYS[4])
+  if applied and tonumber(applied) >= tonumber(version) then
+    redis.call('SADD', KEYS[3], txn)
+    redis.call('HSET', KEYS[1], 'state', 'aborted')
+    return 'applied'
+  end
+  redis.call('SET', KEYS[4], version)
+end
+redis.call('HSET', KEYS[1], 'state', 'committed')
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 'committed'

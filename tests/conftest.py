@@ -1,0 +1,42 @@
+"""Servers shared by all tests: started once, on first use."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import redis
+from servers import RedisServer, S3Server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="lake-redis-") as folder, RedisServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The URL of a running and empty Redis."""
+    redis_server.start()
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    # A short path: the server's unix sockets live in this folder.
+    with tempfile.TemporaryDirectory(prefix="lake-s3-", ignore_cleanup_errors=True) as folder:
+        with S3Server(folder) as server:
+            yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """The name of a new and empty bucket."""
+    name = s3_server.create_bucket(f"lake-{uuid.uuid4().hex[:12]}")
+    yield name
+    s3_server.delete_bucket(name)
