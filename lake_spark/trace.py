@@ -132,8 +132,9 @@ def trace(name: str) -> Trace:
 def span(name: str, **details: object) -> ActiveSpan:
     """Mark the block that follows as a step of the trace that is active here, if one is."""
     place = _place.get()
-    # Most programs never load OpenTelemetry: this look is all that it costs them.
-    tracer = _tracer() if _OTEL in sys.modules else None
+    api = sys.modules.get(_OTEL)
+    # Without a call: redis-py loads OpenTelemetry where it is installed, and few programs configure it.
+    tracer = None if api is None or getattr(api, "_TRACER_PROVIDER", _UNKNOWN) is None else _tracer()
     if place is None and tracer is None:
         return _NO_SPAN
     return _Step(name, details, place, tracer)

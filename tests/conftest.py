@@ -5,10 +5,14 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from servers import RedisServer, S3Server
+
+from lake_spark import Lake
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,32 @@ def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     name = s3_server.create_bucket(f"lake-{uuid.uuid4().hex[:12]}")
     yield name
     s3_server.delete_bucket(name)
+
+
+@pytest.fixture
+def file_config(tmp_path: Path) -> dict[str, str]:
+    return {"Name": "test", "Storage": "file", "BasePath": str(tmp_path / "lake")}
+
+
+@pytest.fixture(params=["file", "s3"])
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The configuration of a lake on each kind of storage that a deployment uses."""
+    if request.param == "file":
+        found: dict[str, str] = request.getfixturevalue("file_config")
+        return found
+    server: S3Server = request.getfixturevalue("s3_server")
+    return {
+        "Name": "test",
+        "Storage": "s3",
+        "Bucket": request.getfixturevalue("s3_bucket"),
+        "Endpoint": server.endpoint,
+        "AccessKey": server.access_key,
+        "SecretKey": server.secret_key,
+    }
+
+
+@pytest.fixture
+def lake(redis_url: str, file_config: dict[str, str]) -> Iterator[Lake]:
+    """A lake on file storage."""
+    with Lake(redis_url, config=file_config) as found:
+        yield found

