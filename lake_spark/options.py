@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import warnings
@@ -15,10 +16,15 @@ from lake_spark.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "LAKE_"
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+_KINDS = {str: "text", int: "a whole number", float: "a number"}
 
 
-def _option(default: Any, meaning: str, *, choices: tuple[str, ...] = (), least: float | None = None) -> Any:
-    return field(default=default, metadata={"meaning": meaning, "choices": choices, "least": least})
+def _option(
+    default: Any, meaning: str, *, choices: tuple[str, ...] = (), least: float | None = None, secret: bool = False
+) -> Any:
+    """An option. One that is secret, or may hold a password, is shown neither in reprs nor in errors."""
+    metadata = {"meaning": meaning, "choices": choices, "least": least, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,9 @@ class Options:
     storage_connect_timeout: float = _option(5.0, "seconds to wait for a connection to the object store", least=0.001)
     storage_retries: int = _option(3, "times a call to the object store is made again", least=0)
     fsync: str = _option("always", "when file storage forces bodies to disk", choices=("always", "interval", "never"))
-    snapshot_cache_url: str = _option("", "Redis that caches snapshots, such as redis://host:6379/1; memory if empty")
+    snapshot_cache_url: str = _option(
+        "", "Redis that caches snapshots, such as redis://host:6379/1; memory if empty", secret=True
+    )
     snapshot_cache_ttl: float = _option(300.0, "seconds a cached snapshot lives after its last use", least=0)
     snapshot_cache_bytes: int = _option(64 << 20, "bytes of snapshots cached in memory, at most", least=0)
     delta_cache_ttl: float = _option(300.0, "seconds a cached delta lives", least=0)
@@ -91,17 +99,19 @@ def camel_case(name: str) -> str:
 def _coerce(option: dataclasses.Field[Any], value: Any) -> Any:
     """The value as the option's type, or an error that names the option and what it takes."""
     kind: type[Any] = type(option.default)
+    shown = f"a {type(value).__name__}" if option.metadata["secret"] else repr(value)
     try:
         if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+            raise TypeError
+        found = kind(value)
+        # What a conversion would cut off or no clock can count to was not meant.
+        if kind is not str and (not math.isfinite(found) or (isinstance(value, float) and found != value)):
             raise ValueError
-        number = kind(value)
-        if kind is int and number != float(value):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ConfigError(f"option {option.name} takes a {kind.__name__}, not {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"option {option.name} takes {_KINDS[kind]}, not {shown}") from None
     choices, least = option.metadata["choices"], option.metadata["least"]
-    if choices and number not in choices:
-        raise ConfigError(f"option {option.name} is one of {', '.join(choices)}; not {value!r}")
-    if least is not None and not number >= least:
-        raise ConfigError(f"option {option.name} is {least} or more; not {value!r}")
-    return number
+    if choices and found not in choices:
+        raise ConfigError(f"option {option.name} is one of {', '.join(choices)}; not {shown}")
+    if least is not None and found < least:
+        raise ConfigError(f"option {option.name} is {least} or more; not {shown}")
+    return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lake_spark.client.session import Session
-from lake_spark.client.writing import check_meta
+from lake_spark.client.writing import parse_meta
 from lake_spark.errors import BodyTooLarge, InvalidInput, LakeFileNotFound, ObjectMissing
-from lake_spark.merge import dumps, encode, loads
+from lake_spark.merge import dumps, loads
 from lake_spark.names import check_catalog, check_file_path, file_key
 from lake_spark.trace import span
 
@@ -17,19 +17,17 @@ def write_file(session: Session, catalog: str, path: str, data: bytes, meta: obj
     check_catalog(catalog)
     check_file_path(path)
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidInput(f"a file is bytes, not {type(data).__name__}")
+        raise InvalidInput(f"file {path} of catalog {catalog!r} is bytes, not {type(data).__name__}")
+    data = bytes(data)
     if len(data) > session.options.max_body_bytes:
         raise BodyTooLarge(
             f"file {path} of catalog {catalog!r} has {len(data)} bytes, at most {session.options.max_body_bytes} "
             "are accepted (max_body_bytes)"
         )
-    check_meta(meta)
-    text = (
-        b"{}" if meta is None else dumps(loads(bytes(meta) if isinstance(meta, (bytes, bytearray)) else encode(meta)))
-    )
+    text = dumps(parse_meta(catalog, meta))
     key = file_key(catalog, path)
     with span("StoragePut", key=key, size=len(data)):
-        session.storage.put(key, session.codec.encode(key, bytes(data), raw=True))
+        session.storage.put(key, session.codec.encode(key, data, raw=True))
     with span("Commit"):
         session.index.merge_fields(catalog, session.index.keys.files(catalog), {path: text})
 

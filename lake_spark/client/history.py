@@ -29,8 +29,8 @@ def clear_history(session: Session, catalog: str, keep_snaps: int, *, dry_run: b
     A snapshot of the current document is made first. Index entries go before objects, so that a crash in
     between leaves objects for vacuum and never an entry without its object.
     """
-    if keep_snaps < 0:
-        raise InvalidInput(f"keep_snaps is 0 or more, not {keep_snaps}")
+    if type(keep_snaps) is not int or keep_snaps < 0:
+        raise InvalidInput(f"keep_snaps is a whole number, 0 or more; not {keep_snaps!r}")
     if not dry_run:
         materialise(session, catalog)
     snapshots, members = session.index.history(catalog)

@@ -15,11 +15,11 @@ from lake_spark.cache import CacheStats
 from lake_spark.client import files, history, reading, transaction, writing
 from lake_spark.client.session import Session, read_config
 from lake_spark.client.settings import Config
-from lake_spark.errors import ConfigError, InvalidBody, InvalidInput
-from lake_spark.index import Connection, check_url
+from lake_spark.errors import ConfigError, InvalidBody, InvalidInput, InvalidTsSeq
+from lake_spark.index import Connection, check_url, write_setting
 from lake_spark.merge import loads
 from lake_spark.model import Listing, MergeType, TsSeq
-from lake_spark.names import SETTING_KEY, check_catalog, check_file_path
+from lake_spark.names import check_catalog, check_file_path
 from lake_spark.options import Options
 from lake_spark.storage import Storage
 from lake_spark.storage.base import ForkSafeLock
@@ -92,11 +92,12 @@ class Lake:
     def _change(self, row: tuple[int, Mapping[str, Any] | Sequence[Any]]) -> writing.Change:
         number, given = row
         try:
+            if isinstance(given, (str, bytes)) or not isinstance(given, (Mapping, Sequence)):
+                raise InvalidInput(f"a row is a mapping or a sequence, not {type(given).__name__}")
             fields = dict(given) if isinstance(given, Mapping) else dict(zip(_FIELDS, given, strict=False))
             if not {"catalog", "body"} <= fields.keys() <= set(_FIELDS) or len(given) > len(_FIELDS):
-                raise InvalidInput(
-                    f"a row has catalog and body, and may have path, merge and meta; not {sorted(fields)}"
-                )
+                found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{len(given)} values"
+                raise InvalidInput(f"a row has catalog and body, and may have path, merge and meta; not {found}")
             return writing.check_change(
                 fields["catalog"],
                 fields["body"],
@@ -153,12 +154,12 @@ class Lake:
         pending = self._options.pending if pending is None else pending
         if pending not in _PENDING:
             raise InvalidInput(f"pending is one of {', '.join(_PENDING)}; not {pending!r}")
-        listing = self.list(target) if isinstance(target, str) else target
+        listing = target if isinstance(target, Listing) else self.list(target)
         return reading.read(self._session, listing, pending)
 
     def catalogs(self, prefix: str = "") -> Iterator[str]:
         """The names of the catalogs that exist, in no order."""
-        names = self._session.index.catalogs(prefix)
+        names = self._session.index.catalogs(_text("prefix", prefix))
         while batch := [*islice(names, _CATALOG_BATCH)]:
             yield from (listing.catalog for listing in self._session.index.listings(batch) if listing.exists)
 
@@ -170,7 +171,7 @@ class Lake:
 
     def batch_meta(self, catalogs: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The meta of several catalogs, in one round trip."""
-        names = [check_catalog(catalog) for catalog in catalogs]
+        names = _catalogs(catalogs)
         index = self._session.index
         found = index.fields([index.keys.meta(name) for name in names]) if names else ()
         return {
@@ -209,8 +210,8 @@ class Lake:
         sample; when it returns, the sample is noted. Returns the timestamp of the last sample.
         """
         index = self._session.index
-        names = [check_catalog(name) for name in motion_catalogs]
-        last = index.last_sample(check_catalog(catalog), indicator)
+        names = _catalogs(motion_catalogs)
+        last = index.last_sample(check_catalog(catalog), _text("indicator", indicator))
         versions = {listing.catalog: listing.version for listing in index.listings(names) if listing.exists}
         newest = max(versions.values(), default=None)
         if newest is None or not (should_update or (lambda before, now: now > before))(last, float(newest.score)):
@@ -244,7 +245,7 @@ class Lake:
         """Set names of the configuration in Redis (an empty value removes a name) and use it from now on."""
         connection = self._connection
         config = Config({**(read_config(connection) or {}), **cfg})
-        connection.call(lambda: connection.client.set(SETTING_KEY, config.dump()))
+        write_setting(connection, config.dump())
         self.close()
         self._config = None
         return config
@@ -312,12 +313,38 @@ def version_at(moment: Moment) -> TsSeq:
     """A TsSeq as it is; a moment (datetime, seconds, or ISO 8601 text) as the end of its second."""
     if isinstance(moment, TsSeq):
         return moment
-    if isinstance(moment, str):
-        try:
-            return TsSeq.end_of(datetime.fromisoformat(moment.replace("Z", "+00:00")))
-        except ValueError:
-            return TsSeq.parse(moment)
-    return TsSeq.end_of(moment)
+    at = moment
+    try:
+        if isinstance(at, str):
+            try:
+                return TsSeq.parse(at)
+            except InvalidTsSeq:
+                at = datetime.fromisoformat(at.replace("Z", "+00:00"))
+        if isinstance(at, bool) or not isinstance(at, (datetime, int, float)):
+            raise TypeError
+        version = TsSeq.end_of(at)
+        if version.seconds < 1:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError, OSError):
+        raise InvalidTsSeq(
+            f"there is no version as of {moment!r} (expected a TsSeq such as 1700000000_1, a time from 1970 to 2999 "
+            "such as 2024-01-31T12:00:00, or its seconds)"
+        ) from None
+    return version
+
+
+def _catalogs(names: Iterable[str]) -> list[str]:
+    if isinstance(names, (str, bytes)):
+        raise InvalidInput(f"expected several catalogs, such as [{names!r}], not one")
+    return [check_catalog(name) for name in names]
+
+
+def _text(what: str, value: str) -> str:
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidInput(f"{what} is text, not {value!r}") from None
+    return value
 
 
 def _name(target: Target) -> str:

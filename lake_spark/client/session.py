@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from lake_spark.cache import LoadingCache, MemoryCache, RedisCache
 from lake_spark.client.settings import Config, storage_of
-from lake_spark.index import Connection, Index
-from lake_spark.names import SETTING_KEY, Keys
+from lake_spark.index import Connection, Index, read_setting
+from lake_spark.names import Keys
 from lake_spark.options import Options
 from lake_spark.storage import Codec, MemoryStorage, Storage
 
@@ -23,13 +23,13 @@ R = TypeVar("R")
 # Reads go on when snapshots cannot keep up; the next read of the same catalog makes its own.
 _MOST_BACKGROUND_TASKS = 64
 
-_memory: dict[tuple[int, Connection], MemoryStorage] = {}
+_memory: dict[tuple[int, str], MemoryStorage] = {}
 
 
 def read_config(connection: Connection) -> Config | None:
     """The configuration in Redis, if there is one."""
-    text = connection.call(lambda: connection.client.get(SETTING_KEY))
-    return Config.parse(text) if isinstance(text, bytes) else None
+    text = read_setting(connection)
+    return None if text is None else Config.parse(text)
 
 
 class Session:
@@ -108,7 +108,7 @@ class Session:
 
 def _shared_memory(connection: Connection) -> MemoryStorage:
     """This process's memory storage for an index that has no configuration."""
-    key = (os.getpid(), connection)
+    key = (os.getpid(), connection.url)
     if key not in _memory:
         warnings.warn(
             f"Redis at {connection.place} has no lake.setting: bodies are kept in the memory of this process and are "

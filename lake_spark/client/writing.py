@@ -19,7 +19,7 @@ from lake_spark.errors import (
     OutcomeUnknown,
 )
 from lake_spark.index import OpenWrite
-from lake_spark.merge import check_body, dumps, encode, loads
+from lake_spark.merge import check_body, dumps, encode
 from lake_spark.model import MergeType, TsSeq
 from lake_spark.names import check_catalog, check_field_path, delta_key
 from lake_spark.trace import span
@@ -52,45 +52,57 @@ def check_change(
     check_catalog(catalog)
     check_field_path(path)
     merge_type = check_merge_type(merge)
-    data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else encode(body)
-    data = data.strip(b" \t\r\n")
-    if len(data) > max_bytes:
-        raise BodyTooLarge(
-            f"the body for catalog {catalog!r} has {len(data)} bytes, at most {max_bytes} are accepted (max_body_bytes)"
-        )
     try:
+        data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else encode(body)
+        data = data.strip(b" \t\r\n")
+        if len(data) > max_bytes:
+            raise BodyTooLarge(
+                f"the body for catalog {catalog!r} has {len(data)} bytes, at most {max_bytes} are accepted "
+                "(max_body_bytes)"
+            )
+        if not data:
+            raise InvalidBody("it is empty; the JSON for nothing is null")
         parsed = check_body(merge_type, data)
     except InvalidBody as error:
         raise InvalidBody(f"the body for catalog {catalog!r} at {path} is refused: {error}") from None
     if merge_type is MergeType.RFC6902 and not parsed:
         data = b""
-    return Change(catalog, merge_type, path, data, check_meta(meta))
+    return Change(catalog, merge_type, path, data, check_meta(catalog, meta))
 
 
 def check_merge_type(merge: MergeType | int | str) -> MergeType:
     """A merge type by value, number or name."""
-    try:
-        if isinstance(merge, str) and not merge.isdecimal():
-            return MergeType[merge.upper()]
-        return MergeType(int(merge))
-    except (KeyError, ValueError):
-        known = ", ".join(f"{kind.name} ({kind:d})" for kind in MergeType)
-        raise InvalidInput(f"there is no merge type {merge!r}; known are {known}") from None
+    for kind in MergeType:
+        # Not by equality alone: True and 1.0 equal 1, and are mistakes here.
+        if (type(merge) in (int, MergeType) and merge == kind) or (
+            isinstance(merge, str) and merge.upper() in (kind.name, f"{kind:d}")
+        ):
+            return kind
+    known = ", ".join(f"{kind.name} ({kind:d})" for kind in MergeType)
+    raise InvalidInput(f"there is no merge type {merge!r}; known are {known}")
 
 
-def check_meta(meta: object) -> Fields:
+def check_meta(catalog: str, meta: object) -> Fields:
     """A write's meta by top-level key, each value as raw JSON; None removes the key."""
+    return {name: None if part is None else dumps(part) for name, part in parse_meta(catalog, meta).items()}
+
+
+def parse_meta(catalog: str, meta: object) -> dict[str, Any]:
+    """Meta as a JSON object; it is checked as a body is, and keeps its numbers."""
     if meta is None:
         return {}
-    value: Any = loads(bytes(meta)) if isinstance(meta, (bytes, bytearray)) else meta
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise InvalidBody(f"meta is a JSON object, not {value!r}"[:200])
-    return {name: None if part is None else _json(part) for name, part in value.items()}
-
-
-def _json(part: object) -> bytes:
-    # Through loads and dumps: meta is checked as a body is, and keeps its numbers.
-    return dumps(loads(encode(part)))
+    try:
+        if isinstance(meta, (bytes, bytearray, memoryview)):
+            value = check_body(MergeType.REPLACE, bytes(meta))
+        elif isinstance(meta, Mapping) and all(isinstance(name, str) for name in meta):
+            value = check_body(MergeType.REPLACE, encode(dict(meta)))
+        else:
+            value = meta
+        if not isinstance(value, dict) or value is meta:
+            raise InvalidBody(f"it is a JSON object with names that are text, not {value!r}"[:200])
+    except InvalidBody as error:
+        raise InvalidBody(f"the meta for catalog {catalog!r} is refused: {error}") from None
+    return value
 
 
 def write(session: Session, change: Change) -> TsSeq:

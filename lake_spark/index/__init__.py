@@ -3,6 +3,7 @@
 from lake_spark.index.connection import Connection, check_url
 from lake_spark.index.index import Index, OpenWrite, SnapshotClaim
 from lake_spark.index.members import digest_of
+from lake_spark.index.setting import read_setting, write_setting
 from lake_spark.index.transactions import Block, CatalogRun, TransactionIndex, abort_if_expired
 
 __all__ = [
@@ -16,4 +17,6 @@ __all__ = [
     "abort_if_expired",
     "check_url",
     "digest_of",
+    "read_setting",
+    "write_setting",
 ]

@@ -174,6 +174,12 @@ class Index:
                         seen.add(name)
                         yield name.decode()
 
+    def inflight(self) -> set[str]:
+        """The transactions that are being published."""
+        return {
+            txn.decode() for txn in self.connection.call(lambda: self.connection.client.smembers(self.keys.inflight))
+        }
+
     # Snapshots and history
 
     def snapshot(self, claims: Sequence[SnapshotClaim]) -> list[str]:

@@ -48,7 +48,13 @@ class TransactionIndex:
 
     @classmethod
     def begin(cls, index: Index, lease: float, app_id: str = "", version: int | None = None) -> TransactionIndex:
-        """A new transaction: its id is claimed, its lease runs."""
+        """A new transaction: its id is claimed, its lease runs.
+
+        Transactions in flight whose writer is gone are given up on the way: one that published nothing yet
+        is met by no reader.
+        """
+        for other in index.inflight():
+            abort_if_expired(index, other)
         while True:
             txn = cls(index, new_txn(), lease, app_id, version)
             if txn._stage(owner=secrets.token_hex(8), segments={}) == "open":

@@ -201,8 +201,9 @@ def _decode_bare(key: str, data: bytes) -> bytes:
         if checksum != _checksum(key, body):
             raise _corrupt(key, "its checksum does not fit: it is damaged, or stored under another key")
         return body
-    # No checksum: another tool wrote it, or the end is cut off. Every JSON value but a number shows
-    # by itself whether it is whole.
+    if len(tail) > len(b"\r\n"):
+        raise _corrupt(key, "its end is no checksum: it is truncated or was altered")
+    # No checksum: another tool wrote it. Every JSON value but a number shows by itself whether it is whole.
     body = body.lstrip(_WHITE)
     try:
         body.decode()

@@ -1,0 +1,57 @@
+"""Writes docs/options.md from the table in lake_spark/options.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from lake_spark.options import ENVIRONMENT_PREFIX, Options, camel_case
+
+TARGET = Path(__file__).parent / "options.md"
+
+_HEAD = """\
+# Options
+
+This page is written by `docs/generate.py` from the table in `lake_spark/options.py`. Change the table, not the page.
+
+An option is a keyword of `Lake(...)`. What is not given there comes from the environment, else it has its default.
+The camelCase spelling of a name is accepted as well. A name that is not an option gets one warning that names the
+nearest one; a value that an option does not take is a `ConfigError`.
+
+The URL of the index Redis is no option: it is the first argument of `Lake`, or `LAKE_URL` in the environment. Where
+the bodies are kept is part of the lake's configuration: see [Getting started](getting-started.md#configuration).
+
+| option | environment | default | values | meaning |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def render() -> str:
+    """The page."""
+    return _HEAD + "".join(_row(option) for option in dataclasses.fields(Options))
+
+
+def _row(option: dataclasses.Field[Any]) -> str:
+    name = option.name if "_" not in option.name else f"{option.name}`, `{camel_case(option.name)}"
+    environment = ENVIRONMENT_PREFIX + option.name.upper()
+    meaning = option.metadata["meaning"]
+    return f"| `{name}` | `{environment}` | {_shown(option.default)} | {_values(option)} | {meaning} |\n"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
+        return f"`{default}` ({default >> 20} MiB)"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`" if default != "" else "empty"
+
+
+def _values(option: dataclasses.Field[Any]) -> str:
+    if option.metadata["choices"]:
+        return ", ".join(f"`{choice}`" for choice in option.metadata["choices"])
+    kind = {str: "text", int: "whole number", float: "number"}[type(option.default)]
+    least = option.metadata["least"]
+    return kind if least is None else f"{kind}, {least:g} or more"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
