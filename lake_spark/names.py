@@ -7,6 +7,7 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lake_spark.errors import InvalidCatalog, InvalidPath
 from lake_spark.model import MergeType, Snapshot, TsSeq
@@ -22,6 +23,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LOWER = re.compile(r"[a-z0-9\-_/.]+", re.ASCII)
 _UPPER = re.compile(r"[A-Z0-9\-_/.]+", re.ASCII)
 _TXN_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+# One call asks for the encodings of its catalog many times, and programs come back to the same catalogs.
+_remembered = lru_cache(maxsize=4096)
 
 
 def check_catalog(catalog: str) -> str:
@@ -60,6 +64,7 @@ def check_file_path(path: str) -> str:
     return path
 
 
+@_remembered
 def _md5(catalog: str) -> str:
     return hashlib.md5(catalog.encode(), usedforsecurity=False).hexdigest()
 
@@ -79,6 +84,7 @@ def encode_name(name: str) -> str:
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 
+@_remembered
 def b64(catalog: str) -> str:
     """A catalog as part of a Redis key."""
     return base64.urlsafe_b64encode(catalog.encode()).decode().rstrip("=")
@@ -96,6 +102,7 @@ def new_txn() -> str:
 # Object keys
 
 
+@_remembered
 def _folder(catalog: str) -> str:
     return f"{_md5(catalog)[:4]}/{encode_name(catalog)}"
 

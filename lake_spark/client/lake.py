@@ -52,6 +52,8 @@ class Lake:
         **options: Any,
     ) -> None:
         url = url if url is not None else os.environ.get("LAKE_URL")
+        if url is not None and not isinstance(url, str):
+            raise ConfigError(f"a lake URL is text, not {type(url).__name__}")
         self._url = None if url is None else check_url(url)
         self._options = Options.of(options)
         self._storage = storage

@@ -115,7 +115,9 @@ class Index:
 
     def listing(self, catalog: str, *, strict_pending: bool = False, as_of: TsSeq | None = None) -> Listing:
         """One atomic view of a catalog; what stands in its way is in the listing, not raised."""
-        return next(iter(self.listings([catalog], strict_pending=strict_pending, as_of=as_of)))
+        keys, arguments = self._list_call(shard_of(catalog), [catalog], as_of)
+        [reply] = self.connection.run(scripts.LIST, keys, arguments)
+        return self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
     def listings(
         self, catalogs: Iterable[str], *, strict_pending: bool = False, as_of: TsSeq | None = None
@@ -130,11 +132,9 @@ class Index:
             for start in range(0, len(names), LIST_BATCH)
         ]
         calls: list[Call] = [self._list_call(shard, names, as_of) for shard, names in batches]
-        # A view as of a version must read the same tomorrow: nothing below it may be open.
-        strict = strict_pending or as_of is not None
         for (_, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
             for catalog, reply in zip(names, replies, strict=True):
-                yield self._listing(catalog, reply, strict=strict, as_of=as_of)
+                yield self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
     def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None) -> Call:
         keys = self.keys
@@ -147,7 +147,9 @@ class Index:
             [self._timeout, as_of.score if as_of else "+inf", *(b64(catalog) for catalog in catalogs)],
         )
 
-    def _listing(self, catalog: str, reply: Sequence[Any], *, strict: bool, as_of: TsSeq | None) -> Listing:
+    def _listing(self, catalog: str, reply: Sequence[Any], *, strict_pending: bool, as_of: TsSeq | None) -> Listing:
+        # A view as of a version must read the same tomorrow: nothing below it may be open.
+        strict = strict_pending or as_of is not None
         snapshot_bytes, floor, visible, open_writes, followed = reply
         snapshot = parse_snapshot(snapshot_bytes) if snapshot_bytes else None
         entries = [parse_entry(member) for member in visible]

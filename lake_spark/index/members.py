@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 
 from lake_spark.errors import CorruptObject, InvalidInput
-from lake_spark.model import Delta, MergeType, Run, Snapshot, TsSeq
+from lake_spark.model import MAX_SEQ, ZERO, Delta, MergeType, Run, Snapshot, TsSeq
 from lake_spark.names import check_field_path
 
 _SEGMENT_ROW = re.compile(r"([0-9a-z]+\.[0-9]+\.[0-9]+):([0-9]+)", re.ASCII)
+_COUNT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -22,12 +23,15 @@ def parse_entry(member: bytes) -> Delta | Run:
             _, merge_type, path, ts_seq = fields
             if merge_type not in ("1", "2", "3"):
                 raise ValueError(f"merge type {merge_type}")
-            return Delta(TsSeq.parse(ts_seq), MergeType(int(merge_type)), check_field_path(path))
+            return Delta(_written(ts_seq), MergeType(int(merge_type)), check_field_path(path))
         _, first, count, place = fields
         match = _SEGMENT_ROW.fullmatch(place)
-        if fields[0] != "run" or match is None or not count.isdecimal() or count.startswith("0"):
+        if fields[0] != "run" or match is None or not _COUNT.fullmatch(count):
             raise ValueError("neither a delta nor a run")
-        return Run(TsSeq.parse(first), int(count), match[1], int(match[2]))
+        run = Run(_written(first), int(count), match[1], int(match[2]))
+        if run.last.seq > MAX_SEQ:
+            raise ValueError("a run ends in the second in which it starts")
+        return run
     except (ValueError, InvalidInput) as error:
         raise _corrupt(member, error) from None
 
@@ -37,10 +41,10 @@ def parse_pending(member: bytes) -> TsSeq:
     fields = _fields(member)
     try:
         if fields[0] == "run":
-            return TsSeq.parse(fields[1])
+            return _written(fields[1])
         if fields[:2] != ["pending", "delta"] or len(fields) != 5:
             raise ValueError("not a pending")
-        return TsSeq.parse(fields[4])
+        return _written(fields[4])
     except (ValueError, IndexError, InvalidInput) as error:
         raise _corrupt(member, error) from None
 
@@ -53,6 +57,8 @@ def parse_snapshot(member: bytes) -> Snapshot:
         if kind != "snap" or len(rest) > 1:
             raise ValueError("not a snapshot")
         span = TsSeq.parse(start), TsSeq.parse(stop)
+        if span[0] > span[1]:
+            raise ValueError("it stops before it starts")
         if not rest:
             return Snapshot(*span)
         match = _SEGMENT_ROW.fullmatch(rest[0])
@@ -75,6 +81,14 @@ def digest_of(predecessor: Snapshot | None, members: Iterable[bytes]) -> str:
     first = snapshot_member(predecessor).encode() if predecessor else b""
     joined = b"\n".join([first, *members])
     return hashlib.sha1(joined, usedforsecurity=False).hexdigest()[:16]
+
+
+def _written(text: str) -> TsSeq:
+    """The TsSeq of a write: `0_0` is nobody's."""
+    ts_seq = TsSeq.parse(text)
+    if ts_seq == ZERO:
+        raise ValueError("no write has the sequence 0_0")
+    return ts_seq
 
 
 def _fields(member: bytes) -> list[str]:

@@ -1,0 +1,1 @@
+"""How fast the lake is, beside what the same machine does without it: `python -m bench`."""
