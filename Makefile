@@ -1,4 +1,8 @@
+# The interpreter that makes the virtual environment; 3.10 or newer.
 PYTHON ?= python3
+# How long `make soak` runs.
+SECONDS ?= 600
+
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -19,3 +23,18 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+demo: venv
+	$(BIN)/python docs/demo.py
+
+bench: venv
+	$(BIN)/python -m bench --quick
+
+soak: venv
+	$(BIN)/python tests/soak.py --seconds $(SECONDS)
+
+model: venv
+	$(BIN)/python tests/interleavings.py
+
+clean:
+	rm -rf $(VENV) build dist

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from bench.measure import Work, interleave
@@ -37,10 +39,10 @@ def question_1(place: Place) -> list[Row]:
     rows = []
     for name, (merge_type, deltas) in kinds.items():
         works: dict[str, Work] = {
-            "parse": lambda deltas=deltas: _parse(deltas),
-            "fold": lambda kind=merge_type, deltas=deltas: _fold(base, kind, deltas),
+            "parse": partial(_parse, deltas),
+            "fold": partial(_fold, base, merge_type, deltas),
         }
-        found = interleave(works, rounds=place.rounds(25), operations=_DELTAS)
+        found = interleave(works, rounds=place.rounds(100), operations=_DELTAS)
         size = sum(len(body) for _, body in deltas) // _DELTAS
         rows.append(
             Row(

@@ -12,8 +12,9 @@ from typing import Any
 
 from lake_spark import Lake
 
+# The tests' own servers: a folder beside this package, and none that is installed.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from servers import RedisServer, S3Server  # noqa: E402  the servers of the tests, found by the line above
+from servers import RedisServer, S3Server
 
 
 @dataclass(frozen=True, slots=True)

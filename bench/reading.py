@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from bench.measure import Timing, Work, in_threads, interleave, repeated
@@ -14,7 +15,7 @@ from lake_spark.merge import Fold, dumps
 from lake_spark.names import delta_key, shard_of
 from lake_spark.trace import trace
 
-_TIMES = 40
+_TIMES = 20
 _THREADS = 4
 _RATE = Target("≥ 5,000/s", lambda seconds, _: 1 / seconds >= 5_000)
 _CATALOG = "users"
@@ -29,16 +30,16 @@ def question_3(place: Place) -> list[Row]:
             works: dict[str, Work] = {
                 "ping": lake._session.index.connection.client.ping,
                 "script": _bare_list(lake),
-                "read": lambda lake=lake: lake.read_bytes(_CATALOG),
+                "read": partial(lake.read_bytes, _CATALOG),
             }
             alone = interleave(
                 {name: repeated(work, _TIMES) for name, work in works.items()},
-                rounds=place.rounds(60),
+                rounds=place.rounds(250),
                 operations=_TIMES,
             )
             together = interleave(
                 {name: in_threads(work, _TIMES, pool, _THREADS) for name, work in works.items()},
-                rounds=place.rounds(30),
+                rounds=place.rounds(100),
                 operations=_TIMES * _THREADS,
             )
         rows += _rates(f"{where}, 1 thread", alone) + _rates(f"{where}, {_THREADS} threads", together)

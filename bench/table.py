@@ -37,13 +37,15 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met in the median, only in the best round, or not at all."""
+        """Whether the target is met in the median, only in the best round, or not: and whether the floor would."""
         if self.target is None:
             return ""
         floor = self.floor or Timing(0.0, 0.0)
         if self.target.test(self.timing.median, floor.median):
             return "met"
-        return "met at best" if self.target.test(self.timing.best, floor.best) else "missed"
+        if self.target.test(self.timing.best, floor.best):
+            return "met at best"
+        return "missed" if self.target.test(floor.median, floor.median) else "missed, by the floor too"
 
     def shown(self, seconds: float) -> str:
         number = 1 / seconds if self.unit == "/s" else seconds * _UNITS[self.unit]

@@ -20,8 +20,8 @@ _TARGET = Target("≤ 1.5 × floor", lambda seconds, floor: seconds <= 1.5 * flo
 
 
 def question_2(place: Place) -> list[Row]:
-    rows = _on(place.lake("write-always"), "files, fsync always", place.rounds(500))
-    rows += _on(place.lake("write-never", fsync="never"), "files, fsync never", place.rounds(1500))
+    rows = _on(place.lake("write-always"), "files, fsync always", place.rounds(2000))
+    rows += _on(place.lake("write-never", fsync="never"), "files, fsync never", place.rounds(4000))
     if place.s3:
         rows += _on(place.lake("write-s3", on_s3=True), "S3", place.rounds(300))
     return rows

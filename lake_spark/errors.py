@@ -123,7 +123,9 @@ class CorruptObject(LakeError):
 
 
 class IndexFailure(LakeError):
-    """The index Redis did not do what was asked."""
+    """The index Redis did not do what was asked, unless `may_have_run` says that nobody knows."""
+
+    may_have_run = False
 
 
 class IndexUnavailable(IndexFailure, ConnectionError):

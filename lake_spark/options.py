@@ -11,9 +11,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from lake_spark.errors import ConfigError
 
+_CONNECTION_PARAMETERS = ("db", "username", "password", "client_name", "health_check_interval")
 ENVIRONMENT_PREFIX = "LAKE_"
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 _KINDS = {str: "text", int: "a whole number", float: "a number"}
@@ -85,6 +87,15 @@ class Options:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 warnings.warn(f"unknown option {given_name!r} is ignored{hint}", UserWarning, stacklevel=3)
         return cls(**{name: _coerce(known[name], value) for name, value in values.items()})
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """A lake's URL without the options in its query, and those options; what is redis-py's own stays."""
+    parts = urlsplit(url)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    own = [(name, value) for name, value in query if name in _CONNECTION_PARAMETERS or name.startswith("ssl_")]
+    options = {name: value for name, value in query if (name, value) not in own}
+    return urlunsplit(parts._replace(query=urlencode(own))), options
 
 
 def snake_case(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import multiprocessing
 import pickle
 import threading
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from servers import RedisServer, TcpProxy
 
 from lake_spark import Lake, MergeType, TsSeq
-from lake_spark.errors import CatalogNotFound, HistoryGone, InvalidBody, InvalidInput
+from lake_spark.errors import CatalogNotFound, HistoryGone, IndexDenied, InvalidBody, InvalidInput, OutcomeUnknown
+from lake_spark.index import scripts
 from lake_spark.names import shard_of
 from lake_spark.storage import FileStorage, MemoryStorage
 
@@ -45,10 +49,11 @@ def test_versions_in_time(lake: Lake) -> None:
     time.sleep(1.1)
     third = lake.write("a", {"n": 3}, merge=MERGE)
     assert lake.read_map(lake.list("a", as_of=first)) == {"n": 1}
+    assert lake.read_map(lake.list("a", as_of=float(first.score))) == {"n": 1}
     assert lake.read_map(lake.list("a", as_of=str(second))) == {"n": 1, "m": 2}
     moment = datetime.datetime.fromtimestamp(second.seconds, datetime.timezone.utc)
     if third.seconds > second.seconds:
-        for as_of in (moment, moment.isoformat(), second.seconds, second.seconds + 0.5):
+        for as_of in (moment, moment.isoformat(), second.seconds, float(second.seconds)):
             assert lake.read_map(lake.list("a", as_of=as_of)) == {"n": 1, "m": 2}
     assert lake.read_map(lake.list("a", as_of=third)) == {"n": 3, "m": 2}
     assert not lake.list("a", as_of=TsSeq(first.seconds - 10, 1)).exists
@@ -290,9 +295,45 @@ def test_every_compression_reads_what_any_other_wrote(
 
 
 def test_plain_bodies_are_json_for_any_tool(redis_url: str, lake: Lake) -> None:
-    import json
-
     ts_seq = lake.write("users", {"name": "Alice"})
     [path] = Path(lake.get_config()["BasePath"]).rglob(f"{ts_seq}_1.json")
     assert json.loads(path.read_bytes()) == {"name": "Alice"}
     assert path.parts[-4:-1] == ("9bc6", "(users", "delta")
+
+
+def test_options_in_the_url(redis_url: str, file_config: dict[str, str]) -> None:
+    with pytest.warns(UserWarning, match="pendingTimeoutt.*pending_timeout"):
+        lake = Lake(
+            f"{redis_url}?pending=prefix&pendingTimeoutt=3&client_name=me", config=file_config, snapshot="never"
+        )
+    with lake:
+        first = lake.write("a", {"n": 1})
+        lake._session.index.precommit("a", MergeType.REPLACE, "/open")
+        lake.write("a", {"n": 2})
+        assert lake.read_map("a") == {"n": 1}
+        assert lake.list("a").version == first
+        assert lake._session.index.connection.client.client_getname() in ("me", b"me")
+
+
+def test_a_commit_whose_reply_was_lost_and_whose_repeat_is_refused_is_unknown(
+    redis_server: RedisServer, redis_url: str, file_config: dict[str, str]
+) -> None:
+    with redis.Redis.from_url(redis_url) as client, TcpProxy("127.0.0.1", redis_server.port) as proxy:
+        client.script_load(scripts.COMMIT.source)
+        with Lake(f"redis://127.0.0.1:{proxy.port}", config=file_config) as lake:
+
+            def lock_out(request: bytes) -> bool:
+                if scripts.COMMIT.sha.encode() not in request:
+                    return False
+                client.config_set("requirepass", "from now on")
+                return True
+
+            proxy.drop_reply_to(lock_out)
+            try:
+                with pytest.raises(OutcomeUnknown):
+                    lake.write("a", {"n": 1})
+                with pytest.raises(IndexDenied):
+                    lake.write("a", {"n": 2})
+            finally:
+                client.config_set("requirepass", "")
+            assert lake.read_map("a") == {"n": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -115,8 +116,6 @@ def test_a_put_held_past_the_timeout_while_another_process_reads_snapshots_and_c
 
 
 def _json(value: object) -> str:
-    import json
-
     return json.dumps(value)
 
 
@@ -543,17 +542,14 @@ def test_a_damaged_object_is_an_error_that_names_it(
         intact = path.read_bytes()
         DAMAGE[damage](path, place)
         with fresh() as reader:
+            # Part of a segment is for other readers: indexes and filters that we do not look at.
+            may_be_read = (what, damage) == ("segment", "flipped")
             try:
-                found = read(reader)
+                assert read(reader) == whole
             except CorruptObject as error:
-                assert key in str(error)
-                refused += 1
-            else:
-                # Part of a segment is for other readers: indexes and filters that we do not look at.
-                assert (what, damage, found) == ("segment", "flipped", whole)
+                refused += key in str(error)
         path.write_bytes(intact)
-    assert refused == 3 or (what, damage) == ("segment", "flipped")
-    assert refused > 0
+    assert refused == 3 or (may_be_read and refused > 0)
     with fresh() as reader:
         assert read(reader) == whole
 

@@ -233,7 +233,7 @@ def test_clearing_keeps_what_follows_the_snapshot(index: Index) -> None:
 def test_a_repeated_commit_is_one_commit(index: Index) -> None:
     opened = index.precommit("a", REPLACE, "/")
     index.commit(opened, {"m": b"1"})
-    index.merge_fields("a", index.keys.meta("a"), {"m": b"2"})
+    index.merge_meta({"a": {"m": b"2"}})
     index.commit(opened, {"m": b"1"})
     assert sequences(index, "a") == [opened.ts_seq]
     assert index.fields([index.keys.meta("a")]) == [{"m": b"2"}], "the repeat does not bring old meta back"
@@ -273,7 +273,7 @@ def test_a_repeated_rollback_and_meta_do_nothing(index: Index) -> None:
     assert index.history("a") == ([], [])
     key, once = index.keys.meta("a"), index.keys.once("00", "nonce")
     assert index.connection.run(scripts.META, [key, once], ["m", "1"]) == 1
-    index.merge_fields("a", key, {"m": b"2"})
+    index.merge_meta({"a": {"m": b"2"}})
     assert index.connection.run(scripts.META, [key, once], ["m", "1"]) == 0
     assert index.fields([key]) == [{"m": b"2"}]
 

@@ -314,6 +314,6 @@ def test_a_lake_without_a_url_fails_at_its_first_call(monkeypatch: pytest.Monkey
     lake = Lake()
     assert repr(lake) == "Lake('nowhere')"
     for call in (lake.get_config, lambda: lake.list("users"), lambda: lake.write("users", 1)):
-        with pytest.raises(ConfigError, match="no lake was named: pass a URL .* or set LAKE_URL"):
+        with pytest.raises(ConfigError, match=r"no lake was named: pass a URL .* or set LAKE_URL"):
             call()
     lake.close()

@@ -29,7 +29,7 @@ def write_file(session: Session, catalog: str, path: str, data: bytes, meta: obj
     with span("StoragePut", key=key, size=len(data)):
         session.storage.put(key, session.codec.encode(key, data, raw=True))
     with span("Commit"):
-        session.index.merge_fields(catalog, session.index.keys.files(catalog), {path: text})
+        session.index.add_file(catalog, path, text)
 
 
 def read_file(session: Session, catalog: str, path: str) -> bytes:

@@ -20,7 +20,7 @@ from lake_spark.index import Connection, check_url, write_setting
 from lake_spark.merge import loads
 from lake_spark.model import Listing, MergeType, TsSeq
 from lake_spark.names import check_catalog, check_file_path
-from lake_spark.options import Options
+from lake_spark.options import Options, split_url
 from lake_spark.storage import Storage
 from lake_spark.storage.base import ForkSafeLock
 from lake_spark.trace import span
@@ -38,8 +38,9 @@ class Lake:
     """JSON documents, each kept as an ordered log of changes.
 
     `url` is the index Redis (`redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `host:port`; default:
-    the environment's LAKE_URL). Bodies go to `storage`, else to what `config` describes, else to what
-    `lake.setting` in Redis describes, else to memory with a warning. Making a Lake connects to nothing.
+    the environment's LAKE_URL); its query may hold options, as in `?pending=wait`. Bodies go to `storage`, else
+    to what `config` describes, else to what `lake.setting` in Redis describes, else to memory with a warning.
+    Making a Lake connects to nothing.
     Thread-safe, usable after a fork, picklable without its connections.
     """
 
@@ -54,8 +55,11 @@ class Lake:
         url = url if url is not None else os.environ.get("LAKE_URL")
         if url is not None and not isinstance(url, str):
             raise ConfigError(f"a lake URL is text, not {type(url).__name__}")
-        self._url = None if url is None else check_url(url)
-        self._options = Options.of(options)
+        self._url: str | None = None
+        in_url: dict[str, str] = {}
+        if url is not None:
+            self._url, in_url = split_url(check_url(url))
+        self._options = Options.of({**in_url, **options})
         self._storage = storage
         self._config = None if config is None else Config(config)
         self._start()
@@ -312,9 +316,11 @@ class Lake:
 
 
 def version_at(moment: Moment) -> TsSeq:
-    """A TsSeq as it is; a moment (datetime, seconds, or ISO 8601 text) as the end of its second."""
+    """A TsSeq, also as text or as a score; else a moment (datetime, seconds, ISO 8601), to the end of its second."""
     if isinstance(moment, TsSeq):
         return moment
+    if isinstance(moment, float) and not moment.is_integer():
+        return TsSeq.parse(moment)
     at = moment
     try:
         if isinstance(at, str):

@@ -209,6 +209,9 @@ def save_snapshot(session: Session, listing: Listing, body: bytes) -> str:
     reply = session.index.snapshot([SnapshotClaim(listing.catalog, snapshot, digest)])[0]
     if reply in ("added", "known"):
         session.snapshots.cache.put(key, data)
+    elif reply in ("stale", "changed"):
+        # The log only moves on: nobody can ever register this one.
+        session.storage.delete(key)
     return reply
 
 

@@ -42,12 +42,15 @@ class Session:
         if storage is None:
             if config is None:
                 config = read_config(connection)
-            storage = storage_of(config, options) if config else _shared_memory(connection)
+            configured = config and config.get("Storage", "memory") != "memory"
+            storage = storage_of(config, options) if config and configured else _shared_memory(connection, config)
         config = config or Config({})
         self.storage = storage
         kind = getattr(storage, "kind", "custom")
-        # A memory storage is nobody else's, so neither is its index.
-        name = str(config.get("Name") or options.name or getattr(storage, "name", "lake"))
+        name = str(config.get("Name") or options.name or "lake")
+        if isinstance(storage, MemoryStorage):
+            # Nobody else has these bodies, so nobody else may have their index.
+            name = f"{name}-{storage.name}"
         self.index = Index(connection, Keys(f"{kind}:{name}"), options.pending_timeout)
         self.codec = Codec(options.compression, config.get("AESPwd"), name)
         namespace = self.index.keys.prefix
@@ -106,10 +109,10 @@ class Session:
                 close()
 
 
-def _shared_memory(connection: Connection) -> MemoryStorage:
-    """This process's memory storage for an index that has no configuration."""
+def _shared_memory(connection: Connection, config: Config | None) -> MemoryStorage:
+    """This process's memory storage for that index; a warning if nobody asked for it."""
     key = (os.getpid(), connection.url)
-    if key not in _memory:
+    if key not in _memory and not config:
         warnings.warn(
             f"Redis at {connection.place} has no lake.setting: bodies are kept in the memory of this process and are "
             'gone when it ends. Configure the lake once, e.g. lake.update_config({"Name": "my-lake", '

@@ -62,8 +62,13 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
             with contextlib.suppress(IndexFailure):
                 txn.abort()
         raise
-    for catalog, fields in meta.items():
-        session.index.merge_fields(catalog, session.index.keys.meta(catalog), fields)
+    try:
+        session.index.merge_meta(meta)
+    except IndexFailure as error:
+        raise OutcomeUnknown(
+            f"all rows are in, but meta of {len(meta)} catalogs may not be ({error}); write the meta again, "
+            "not the rows"
+        ) from None
     for place, catalog in only_meta:
         sequences[place] = session.index.listing(catalog).version
     return sequences

@@ -108,9 +108,8 @@ def parse_meta(catalog: str, meta: object) -> dict[str, Any]:
 def write(session: Session, change: Change) -> TsSeq:
     """Write a change and return its TsSeq; when this returns, every later read has it."""
     if change.only_meta:
-        index = session.index
-        index.merge_fields(change.catalog, index.keys.meta(change.catalog), change.meta)
-        return index.listing(change.catalog).version
+        session.index.merge_meta({change.catalog: change.meta})
+        return session.index.listing(change.catalog).version
     for attempt in range(_ATTEMPTS):
         with span("PreCommit") as step:
             opened = session.index.precommit(change.catalog, change.merge_type, change.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,12 +39,13 @@ _BARE = re.compile(r"[A-Za-z0-9._\-]+(:[0-9]+)?(/[0-9]+)?", re.ASCII)
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 # A failover or a restart in progress, or scripts flushed in mid-pipeline: the same call may succeed in a moment.
 _PASSING = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, NoScriptError)
+# After these nobody knows whether the call ran.
+_LOST = (RedisConnectionError, RedisTimeoutError)
 # Inside a script these are texts of a general error.
 _DENIED_WORDS = ("READONLY", "OOM ", "MISCONF", "NOPERM", "NOAUTH", "WRONGPASS")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 _clients: dict[tuple[int, Connection], redis.Redis] = {}
-_clients_lock = threading.Lock()
 
 
 def check_url(url: str) -> str:
@@ -93,11 +93,8 @@ class Connection:
         """This process's client: made on first use, shared by every lake at the same place."""
         key = (os.getpid(), self)
         client = _clients.get(key)
-        if client is None:
-            with _clients_lock:
-                client = _clients.get(key) or self._connect()
-                _clients[key] = client
-        return client
+        # Two threads may both make one; only the first is kept, and making one connects to nothing.
+        return client if client is not None else _clients.setdefault(key, self._connect())
 
     def _connect(self) -> redis.Redis:
         settings: dict[str, Any] = {
@@ -127,10 +124,10 @@ class Connection:
         return client
 
     def close(self) -> None:
-        """Drop this process's connections; the next call makes new ones."""
-        client = _clients.pop((os.getpid(), self), None)
+        """Drop this process's idle connections; those of other lakes at the same place are made again."""
+        client = _clients.get((os.getpid(), self))
         if client is not None:
-            client.close()
+            client.connection_pool.disconnect(inuse_connections=False)
 
     def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script by its digest, or by its source where Redis does not know it (any more)."""
@@ -160,12 +157,18 @@ class Connection:
     def call(self, attempt: Callable[[], T], *, retried: bool = True) -> T:
         """Do something with Redis, again if the connection failed, and give failures our own names."""
         pause = _FIRST_PAUSE
+        lost = False
         for left in range(self.retries if retried else 0, -1, -1):
             try:
                 return attempt()
             except RedisError as error:
-                if not left or isinstance(error, _REFUSED) or not isinstance(error, _PASSING):
-                    raise self._named(error) from None
+                # On Redis 6 a script on a replica fails with a general error that has this word in it.
+                passing = isinstance(error, _PASSING) or "READONLY" in str(error)
+                lost = lost or isinstance(error, _LOST)
+                if not left or isinstance(error, _REFUSED) or not passing:
+                    failure = self._named(error)
+                    failure.may_have_run = lost
+                    raise failure from None
             # Full jitter: writers that failed together do not come back together.
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -13,7 +13,7 @@ from lake_spark.errors import (
     DeltaNotFound,
     FencedError,
     HistoryGone,
-    IndexUnavailable,
+    IndexFailure,
     InvalidInput,
     OutcomeUnknown,
     PendingError,
@@ -90,7 +90,9 @@ class Index:
                 ],
                 [*write.arguments, write.catalog, *_flat(meta)],
             )
-        except IndexUnavailable as error:
+        except IndexFailure as error:
+            if not error.may_have_run:
+                raise
             raise OutcomeUnknown(
                 f"{named} may or may not be committed ({error}); read the catalog before you write again"
             ) from None
@@ -178,9 +180,8 @@ class Index:
 
     def inflight(self) -> set[str]:
         """The transactions that are being published."""
-        return {
-            txn.decode() for txn in self.connection.call(lambda: self.connection.client.smembers(self.keys.inflight))
-        }
+        found: Any = self.connection.call(lambda: self.connection.client.smembers(self.keys.inflight))
+        return {txn.decode() for txn in found}
 
     # Snapshots and history
 
@@ -253,11 +254,21 @@ class Index:
 
     # Meta, files, samples
 
-    def merge_fields(self, catalog: str, key: str, fields: Fields) -> None:
-        """Set and remove fields of the catalog's meta or files."""
-        once = self.keys.once(shard_of(catalog), secrets.token_hex(8))
-        if fields:
-            self.connection.run(scripts.META, [key, once], _flat(fields))
+    def merge_meta(self, meta: Mapping[str, Fields]) -> None:
+        """Set and remove fields of the meta of several catalogs, in one round trip."""
+        self._merge_fields([(catalog, self.keys.meta(catalog), fields) for catalog, fields in meta.items()])
+
+    def add_file(self, catalog: str, path: str, meta: bytes) -> None:
+        """Note a file of the catalog and its meta."""
+        self._merge_fields([(catalog, self.keys.files(catalog), {path: meta})])
+
+    def _merge_fields(self, changes: Sequence[tuple[str, str, Fields]]) -> None:
+        calls: list[Call] = [
+            ([key, self.keys.once(shard_of(catalog), secrets.token_hex(8))], _flat(fields))
+            for catalog, key, fields in changes
+            if fields
+        ]
+        self.connection.run_many(scripts.META, calls)
 
     def fields(self, keys: Sequence[str]) -> list[dict[str, bytes]]:
         """The hashes under these keys, in one round trip."""

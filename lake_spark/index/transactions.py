@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lake_spark.errors import ConflictError, IndexUnavailable, OutcomeUnknown, TransactionAborted
+from lake_spark.errors import ConflictError, IndexFailure, OutcomeUnknown, TransactionAborted
 from lake_spark.index import scripts
 from lake_spark.index.connection import Argument, Call
 from lake_spark.index.index import Index
@@ -122,7 +122,9 @@ class TransactionIndex:
                 [self._key, keys.inflight, keys.aborted, keys.app(self.app_id)],
                 [self.txn, self._version, REMEMBERED],
             ).decode()
-        except IndexUnavailable as error:
+        except IndexFailure as error:
+            if not error.may_have_run:
+                raise
             raise OutcomeUnknown(f"transaction {self.txn} may or may not be committed ({error})") from None
         if reply not in ("committed", "applied"):
             raise self._aborted(reply)
