@@ -52,7 +52,7 @@ class TsSeq(NamedTuple):
 
     @classmethod
     def _checked(cls, seconds: int, seq: int, given: object) -> TsSeq:
-        if seq == 0 or seconds == 0 or seconds > MAX_SECONDS:
+        if seq < 1 or not 1 <= seconds <= MAX_SECONDS:
             raise InvalidTsSeq(f"TsSeq out of range: {given!r} (seconds 1 to {MAX_SECONDS}, sequence 1 to {MAX_SEQ})")
         return cls(seconds, seq)
 

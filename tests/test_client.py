@@ -6,6 +6,7 @@ import datetime
 import json
 import multiprocessing
 import pickle
+import subprocess
 import threading
 import time
 import warnings
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import redis
-from servers import RedisServer, TcpProxy
+from servers import RedisServer, TcpProxy, free_ports, redis_executable
 
 from lake_spark import Lake, MergeType, TsSeq
 from lake_spark.errors import CatalogNotFound, HistoryGone, IndexDenied, InvalidBody, InvalidInput, OutcomeUnknown
@@ -337,3 +338,36 @@ def test_a_commit_whose_reply_was_lost_and_whose_repeat_is_refused_is_unknown(
             finally:
                 client.config_set("requirepass", "")
             assert lake.read_map("a") == {"n": 1}
+
+
+def test_a_lake_behind_sentinels(redis_server: RedisServer, redis_url: str, tmp_path: Path) -> None:
+    ports = free_ports(2)
+    sentinels = []
+    for port in ports:
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        conf = folder / "sentinel.conf"
+        conf.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor lake 127.0.0.1 {redis_server.port} 1\n")
+        with (folder / "log").open("wb") as log:
+            command = [redis_executable(), str(conf), "--sentinel"]
+            sentinels.append(subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    config = {"Storage": "file", "Name": "test", "BasePath": str(tmp_path / "lake")}
+    try:
+        with Lake(f"redis+sentinel://{hosts}/lake/0", config=config) as lake, Lake(redis_url, config=config) as direct:
+            lake.write("a", {"n": 1})
+            assert direct.read_map("a") == {"n": 1}
+            sentinels[0].kill()
+            sentinels[0].wait()
+            lake.close()
+            assert lake.read_map("a") == {"n": 1}, "the other sentinel knows too"
+    finally:
+        for sentinel in sentinels:
+            sentinel.kill()
+            sentinel.wait()
+
+
+def test_meta_that_redis_should_not_keep_is_refused(lake: Lake) -> None:
+    with pytest.raises(InvalidBody, match="1048576"):
+        lake.write("a", {"n": 1}, meta={"big": "x" * (1 << 20)})
+    assert not lake.list("a").exists

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -374,10 +375,11 @@ def test_what_killed_processes_had_acknowledged_is_there_exactly_once(
     with Lake(redis_url, config=file_config, pending_timeout=0.5, snapshot="always") as lake:
         lake.write("a", {"list": []})
         writers = [start(ACKNOWLEDGING_WRITER, redis_url, _json(file_config), name) for name in "xyz"]
-        time.sleep(2.5)
-        for n in range(10):
-            lake.read_map("a", pending="prefix")
-            if n % 4 == 0:
+        seen: set[str] = set()
+        while len(seen) < 60 or {value[0] for value in seen} < set("xyz"):
+            assert all(writer.poll() is None for writer in writers)
+            seen = set(lake.read_map("a", pending="prefix")["list"])
+            if random.random() < 0.3:
                 lake.clear_history("a")
         for writer in writers:
             writer.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from lake_spark.trace import span
 
 # A write that is fenced, or that finds its place taken, is made again under a new TsSeq this many times.
 _ATTEMPTS = 8
+MAX_META_BYTES = 1 << 20
 Fields = dict[str, bytes | None]
 
 
@@ -92,14 +92,12 @@ def parse_meta(catalog: str, meta: object) -> dict[str, Any]:
     if meta is None:
         return {}
     try:
-        if isinstance(meta, (bytes, bytearray, memoryview)):
-            value = check_body(MergeType.REPLACE, bytes(meta))
-        elif isinstance(meta, Mapping) and all(isinstance(name, str) for name in meta):
-            value = check_body(MergeType.REPLACE, encode(dict(meta)))
-        else:
-            value = meta
-        if not isinstance(value, dict) or value is meta:
-            raise InvalidBody(f"it is a JSON object with names that are text, not {value!r}"[:200])
+        data = bytes(meta) if isinstance(meta, (bytes, bytearray, memoryview)) else encode(meta)
+        if len(data) > MAX_META_BYTES:
+            raise InvalidBody(f"it has {len(data)} bytes, and Redis keeps it: at most {MAX_META_BYTES} are accepted")
+        value = check_body(MergeType.REPLACE, data)
+        if not isinstance(value, dict):
+            raise InvalidBody(f"it is no JSON object: {data[:100]!r}")
     except InvalidBody as error:
         raise InvalidBody(f"the meta for catalog {catalog!r} is refused: {error}") from None
     return value

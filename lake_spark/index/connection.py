@@ -54,7 +54,8 @@ def check_url(url: str) -> str:
         url = f"redis://{url}"
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        for host in _place(parts).split(","):
+            _ = urlsplit(f"//{host}").port
     except ValueError:
         parts = SplitResult("", "", "", "", "")
     if parts.scheme not in _SCHEMES or not (parts.hostname or parts.scheme == "unix"):
@@ -64,14 +65,19 @@ def check_url(url: str) -> str:
             "redis+sentinel://host:port,host:port/service/db, or host:port)"
         )
     if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/?|/[0-9]+", parts.path):
-        raise ConfigError(f"the database in {parts.scheme}://{_place(parts)}{parts.path} is not a number")
+        raise ConfigError(
+            f"what follows the host in this {parts.scheme}:// URL is no database number "
+            "(a / in a password is written %2F there)"
+        )
     return url
 
 
 def _place(parts: SplitResult) -> str:
+    """Where it is, without user and password: a path, or hosts and ports."""
     if parts.scheme == "unix":
         return parts.path
-    return parts.netloc.rpartition("@")[2] if "," in parts.netloc else f"{parts.hostname}:{parts.port or 6379}"
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return ",".join(host if re.search(r":[0-9]+$", host) else f"{host}:6379" for host in hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,8 @@ class Connection:
         return IndexFailure(f"Redis at {self.place} failed: {text}")
 
     def _without_secrets(self, text: str) -> str:
-        password = urlsplit(self.url).password
-        for secret in (password, unquote(password)) if password else ():
-            text = text.replace(secret, "***")
+        parts = urlsplit(self.url)
+        for secret in (parts.password, dict(parse_qsl(parts.query)).get("password")):
+            for form in (secret, unquote(secret)) if secret else ():
+                text = text.replace(form, "***")
         return text

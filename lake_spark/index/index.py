@@ -25,6 +25,8 @@ from lake_spark.model import ZERO, Delta, Listing, MergeType, Pending, Run, Snap
 from lake_spark.names import SHARDS, Keys, b64, shard_of
 
 LIST_BATCH = 256
+# Shards that are scanned in one round trip, and names of each, about.
+SCAN_SHARDS, SCAN_PAGE = 32, 500
 Fields = Mapping[str, bytes | None]
 
 
@@ -166,17 +168,27 @@ class Index:
 
     def catalogs(self, prefix: str = "", shards: Sequence[str] = SHARDS) -> Iterator[str]:
         """Names in the registry, shard by shard. One with nothing visible in its log does not exist."""
-        for shard in shards:
+        for start in range(0, len(shards), SCAN_SHARDS):
+            cursors = dict.fromkeys(shards[start : start + SCAN_SHARDS], 0)
+            # A scan may give a name twice while its set changes.
             seen: set[bytes] = set()
-            cursor: int | None = None
-            while cursor != 0:
-                scan = partial(self.connection.client.zscan, self.keys.catalogs(shard), cursor or 0, count=1000)
-                reply: Any = self.connection.call(partial(scan, match=_literal(prefix) + "*"))
-                cursor, page = reply
-                for name, _ in page:
-                    if name not in seen:
-                        seen.add(name)
-                        yield name.decode()
+            while cursors:
+                pages = self.connection.call(partial(self._scan, cursors, _literal(prefix) + "*"))
+                for shard, (cursor, page) in zip(list(cursors), pages, strict=True):
+                    if cursor:
+                        cursors[shard] = cursor
+                    else:
+                        del cursors[shard]
+                    for name, _ in page:
+                        if name not in seen:
+                            seen.add(name)
+                            yield name.decode()
+
+    def _scan(self, cursors: Mapping[str, int], pattern: str) -> list[Any]:
+        with self.connection.client.pipeline(transaction=False) as pipeline:
+            for shard, cursor in cursors.items():
+                pipeline.zscan(self.keys.catalogs(shard), cursor, match=pattern, count=SCAN_PAGE)
+            return pipeline.execute()
 
     def inflight(self) -> set[str]:
         """The transactions that are being published."""
