@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 from lake_spark.errors import ConfigError
 
@@ -91,11 +91,11 @@ class Options:
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
     """A lake's URL without the options in its query, and those options; what is redis-py's own stays."""
-    parts = urlsplit(url)
-    query = parse_qsl(parts.query, keep_blank_values=True)
+    place, _, text = url.partition("?")
+    query = parse_qsl(text, keep_blank_values=True)
     own = [(name, value) for name, value in query if name in _CONNECTION_PARAMETERS or name.startswith("ssl_")]
     options = {name: value for name, value in query if (name, value) not in own}
-    return urlunsplit(parts._replace(query=urlencode(own))), options
+    return f"{place}?{urlencode(own)}" if own else place, options
 
 
 def snake_case(name: str) -> str:
