@@ -7,7 +7,7 @@
 --       or {`aborted`} when the transaction is not in flight
 --
 -- Guarantees: sequences of the block are consecutive, catalog after catalog, and above every member of
--- those catalogs; a block that is there already is not added again and answers the same.
+-- those catalogs and of the shard; a block that is there already is not added again and answers the same.
 --@include sequence
 --@include log
 
@@ -54,7 +54,7 @@ if known then
   ts, seq = of_score(known)
   seq = seq - 1
 else
-  local sets = {}
+  local sets = { KEYS[2], KEYS[4] }
   for _, catalog in ipairs(catalogs) do
     if catalog.expected ~= '' then
       local version = version_of(catalog.delta, catalog.snap)

@@ -97,6 +97,13 @@ def test_a_lost_allocator_key_repeats_nothing(index: Index) -> None:
     index.clear("a", index.listing("a").version)
     client.delete(index.keys.seq(shard_of("a")))
     assert write(index, "a") > (ahead, 9), "a snapshot's stop is a floor too"
+    neighbour = next(name for name in map(str, range(10_000)) if shard_of(name) == shard_of("a"))
+    newest = write(index, "a")
+    client.delete(index.keys.seq(shard_of("a")))
+    assert write(index, neighbour) > newest, "sequences grow within the shard, not only within the catalog"
+    opened = index.precommit("a", REPLACE, "/")
+    client.delete(index.keys.seq(shard_of("a")))
+    assert write(index, neighbour) > opened.ts_seq
 
 
 def test_a_clock_that_steps_back_an_hour_hides_nothing(tmp_path: Path, file_config: dict[str, str]) -> None:
@@ -260,6 +267,7 @@ def test_a_commit_repeated_after_its_delta_was_removed_stays_removed(index: Inde
 def test_a_repeated_precommit_is_one_write(index: Index) -> None:
     keys, shard = index.keys, shard_of("a")
     names = [keys.delta("a"), keys.snap("a"), keys.seq(shard), keys.pending(shard), keys.opened(shard)]
+    names.append(keys.catalogs(shard))
     arguments = [f"w|nonce|1|/|{b64('a')}", "1", "/"]
     first = index.connection.run(scripts.PRECOMMIT, names, arguments)
     assert index.connection.run(scripts.PRECOMMIT, names, arguments) == first

@@ -74,7 +74,10 @@ class Index:
         token = f"w|{secrets.token_hex(8)}|{merge_type:d}|{path}|{b64(catalog)}"
         ts_seq = self.connection.run(
             scripts.PRECOMMIT,
-            [keys.delta(catalog), keys.snap(catalog), keys.seq(shard), keys.pending(shard), keys.opened(shard)],
+            [
+                *(keys.delta(catalog), keys.snap(catalog), keys.seq(shard)),
+                *(keys.pending(shard), keys.opened(shard), keys.catalogs(shard)),
+            ],
             [token, str(int(merge_type)), path],
         )
         return OpenWrite(catalog, merge_type, path, TsSeq.parse(ts_seq.decode()), token)
