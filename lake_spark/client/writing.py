@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ from lake_spark.trace import span
 _ATTEMPTS = 8
 MAX_META_BYTES = 1 << 20
 Fields = dict[str, bytes | None]
+# What a row of `write_many` holds, in this order.
+FIELDS = ("catalog", "body", "path", "merge", "meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,12 @@ class Change:
 
 
 def check_change(
-    catalog: str, body: object, path: str, merge: MergeType | int | str, meta: object, max_bytes: int
+    max_bytes: int,
+    catalog: str,
+    body: object,
+    path: str = "/",
+    merge: MergeType | int | str = MergeType.REPLACE,
+    meta: object = None,
 ) -> Change:
     """The write as it will be stored, or an error that names what is wrong with it."""
     check_catalog(catalog)
@@ -70,14 +78,30 @@ def check_change(
     return Change(catalog, merge_type, path, data, check_meta(catalog, meta))
 
 
+def change_of_row(max_bytes: int, row: object) -> Change:
+    """A checked write from a mapping, or from a sequence of its values in the order of `FIELDS`."""
+    if isinstance(row, Mapping):
+        if {"catalog", "body"} <= row.keys() <= set(FIELDS):
+            return check_change(max_bytes, **row)
+        found = ", ".join(map(str, row))
+    elif isinstance(row, Sequence) and not isinstance(row, (str, bytes)):
+        if 2 <= len(row) <= len(FIELDS):
+            return check_change(max_bytes, *row)
+        found = f"{len(row)} values"
+    else:
+        raise InvalidInput(f"a row is a mapping or a sequence, not {type(row).__name__}")
+    raise InvalidInput(f"a row has catalog and body, and may have path, merge and meta; not {found}")
+
+
+_MERGE_TYPES = {name: kind for kind in MergeType for name in (kind.name, f"{kind:d}")}
+
+
 def check_merge_type(merge: MergeType | int | str) -> MergeType:
     """A merge type by value, number or name."""
-    for kind in MergeType:
-        # Not by equality alone: True and 1.0 equal 1, and are mistakes here.
-        if (type(merge) in (int, MergeType) and merge == kind) or (
-            isinstance(merge, str) and merge.upper() in (kind.name, f"{kind:d}")
-        ):
-            return kind
+    # Not by equality: True and 1.0 equal 1, and are mistakes here.
+    name = f"{merge:d}" if type(merge) in (int, MergeType) else merge.upper() if isinstance(merge, str) else ""
+    if name in _MERGE_TYPES:
+        return _MERGE_TYPES[name]
     known = ", ".join(f"{kind.name} ({kind:d})" for kind in MergeType)
     raise InvalidInput(f"there is no merge type {merge!r}; known are {known}")
 

@@ -37,12 +37,12 @@ Call = tuple[Sequence[str], Sequence[Argument]]
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 _BARE = re.compile(r"[A-Za-z0-9._\-]+(:[0-9]+)?(/[0-9]+)?", re.ASCII)
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
-# A failover or a restart in progress, or scripts flushed in mid-pipeline: the same call may succeed in a moment.
-_PASSING = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, NoScriptError)
+# A failover or a restart in progress: the same call may succeed in a moment.
+_PASSING = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError)
 # After these nobody knows whether the call ran.
 _LOST = (RedisConnectionError, RedisTimeoutError)
 # Inside a script these are texts of a general error.
-_DENIED_WORDS = ("READONLY", "OOM ", "MISCONF", "NOPERM", "NOAUTH", "WRONGPASS")
+_DENIED_WORDS = ("READONLY", "OOM ", "MISCONF", "NOPERM", "NOAUTH", "WRONGPASS", "unauthenticated")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 _clients: dict[tuple[int, Connection], redis.Redis] = {}
@@ -152,11 +152,17 @@ class Connection:
             return [self.run(script, *calls[0])]
 
         def once() -> list[Any]:
+            try:
+                return pipelined("EVALSHA", script.sha)
+            except NoScriptError:
+                # Those that ran run again: that is no more than what a lost reply does.
+                return pipelined("EVAL", script.source)
+
+        def pipelined(command: str, what: str) -> list[Any]:
             with self.client.pipeline(transaction=False) as pipeline:
-                pipeline.script_load(script.source)
                 for keys, args in calls:
-                    pipeline.evalsha(script.sha, len(keys), *keys, *args)
-                return pipeline.execute()[1:]
+                    pipeline.execute_command(command, what, len(keys), *keys, *args)  # type: ignore[no-untyped-call] # redis-py
+                return pipeline.execute()
 
         return self.call(once, retried=script.retried) if calls else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from lake_spark.errors import CorruptObject, InvalidInput
 from lake_spark.model import MAX_SEQ, ZERO, Delta, MergeType, Run, Snapshot, TsSeq
@@ -49,6 +50,7 @@ def parse_pending(member: bytes) -> TsSeq:
         raise _corrupt(member, error) from None
 
 
+@lru_cache(4096)
 def parse_snapshot(member: bytes) -> Snapshot:
     """A `snap|…` member: with a digest, with a segment's row, or with neither as in Lake V2."""
     fields = _fields(member)
