@@ -17,6 +17,7 @@ from lake_spark.errors import ConfigError
 
 _CONNECTION_PARAMETERS = ("db", "username", "password", "client_name", "health_check_interval")
 ENVIRONMENT_PREFIX = "LAKE_"
+# An envelope names its compression by its place here: new ones go to the end.
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 _KINDS = {str: "text", int: "a whole number", float: "a number"}
 

@@ -32,9 +32,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from lake_spark.errors import ConfigError, CorruptObject
+from lake_spark.options import COMPRESSIONS
 from lake_spark.storage.base import ForkSafeLock
 
-COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEFAULT_LIMIT = 1 << 30
 
 _MAGIC = b"LAKE"
