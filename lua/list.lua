@@ -3,7 +3,7 @@
 -- KEYS  1 pending  2 opened  3 fenced  4 floor  5 inflight  6 aborted, then for each catalog: delta, snap
 -- ARGV  1 pending timeout in microseconds  2 as-of score or `+inf`, then for each catalog: b64
 -- Reply for each catalog {snapshot member or '', floor or '', visible members, open {member, age}…, followed}
---       floor: the sequence up to which history was cleared
+--       floor: with an as-of score, the sequence up to which history was cleared
 --       with an as-of score, the member after it is added when it is a visible run: the caller cuts it
 --
 -- Guarantees: an abandoned write that the view goes past is fenced in this very step, so it can never
@@ -25,7 +25,9 @@ local function view_of(delta_key, snap_key, b64)
     lower = '(' .. score_of_text(stop_of(snapshot))
   end
   local members = redis.call('ZRANGEBYSCORE', delta_key, lower, upper)
+  local floor = ''
   if bounded then
+    floor = redis.call('HGET', KEYS[4], b64) or ''
     local next_member = redis.call('ZRANGEBYSCORE', delta_key, '(' .. upper, '+inf', 'LIMIT', 0, 1)[1]
     if next_member and string.sub(next_member, 1, 4) == 'run|' then
       local first = string.match(next_member, '^run|([^|]+)|')
@@ -33,6 +35,9 @@ local function view_of(delta_key, snap_key, b64)
         table.insert(members, next_member)
       end
     end
+  end
+  if #members == 0 then
+    return { snapshot or '', floor, members, members, 0 }
   end
   local view = walk(shard, members, timeout, micros)
   local passed = view.passed
@@ -42,9 +47,7 @@ local function view_of(delta_key, snap_key, b64)
   for i = 1, passed do
     fence(shard, delta_key, view.expired[i][1], view.expired[i][2], b64, micros)
   end
-  local floor = redis.call('HGET', KEYS[4], b64)
-  local followed = view.followed and 1 or 0
-  return { snapshot or '', floor or '', view.visible, view.open, followed }
+  return { snapshot or '', floor, view.visible, view.open, view.followed and 1 or 0 }
 end
 
 local views = {}

@@ -46,7 +46,7 @@ _LENGTH = 8
 _CRC = 4
 
 _WHITE = b" \t\n\r"
-_DIGITS = bytes.maketrans(_WHITE, bytes(range(4)))
+_WHITE_OF = [bytes(_WHITE[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
 _TRAILER = 17  # the line feed and sixteen pairs of bits
 
 
@@ -188,17 +188,14 @@ def _compress(plain: bytes, compression: str) -> tuple[bytes, int]:
 
 
 def _trailer(checksum: int) -> bytes:
-    return b"\n" + bytes(_WHITE[checksum >> shift & 3] for shift in range(30, -2, -2))
+    return b"\n" + b"".join(_WHITE_OF[byte] for byte in checksum.to_bytes(_CRC, "big"))
 
 
 def _decode_bare(key: str, data: bytes) -> bytes:
     body = data.rstrip(_WHITE)
     tail = data[len(body) :]
     if len(tail) == _TRAILER and tail.startswith(b"\n"):
-        checksum = 0
-        for pair in tail[1:].translate(_DIGITS):
-            checksum = checksum << 2 | pair
-        if checksum != _checksum(key, body):
+        if tail != _trailer(_checksum(key, body)):
             raise _corrupt(key, "its checksum does not fit: it is damaged, or stored under another key")
         return body
     if len(tail) > len(b"\r\n"):
