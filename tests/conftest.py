@@ -51,21 +51,23 @@ def file_config(tmp_path: Path) -> dict[str, str]:
     return {"Name": "test", "Storage": "file", "BasePath": str(tmp_path / "lake")}
 
 
-@pytest.fixture(params=["file", "s3"])
-def config(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The configuration of a lake on each kind of storage that a deployment uses."""
-    if request.param == "file":
-        found: dict[str, str] = request.getfixturevalue("file_config")
-        return found
-    server: S3Server = request.getfixturevalue("s3_server")
+@pytest.fixture
+def s3_config(s3_server: S3Server, s3_bucket: str) -> dict[str, str]:
     return {
         "Name": "test",
         "Storage": "s3",
-        "Bucket": request.getfixturevalue("s3_bucket"),
-        "Endpoint": server.endpoint,
-        "AccessKey": server.access_key,
-        "SecretKey": server.secret_key,
+        "Bucket": s3_bucket,
+        "Endpoint": s3_server.endpoint,
+        "AccessKey": s3_server.access_key,
+        "SecretKey": s3_server.secret_key,
     }
+
+
+@pytest.fixture(params=["file_config", "s3_config"])
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The configuration of a lake on each kind of storage that a deployment uses."""
+    found: dict[str, str] = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

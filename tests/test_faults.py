@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import redis
-from servers import RedisServer, S3Server, TcpProxy
+from servers import RedisServer, TcpProxy
 
 from lake_spark import Lake, MergeType, TsSeq
 from lake_spark.errors import (
@@ -86,19 +86,11 @@ OTHER_PROCESS = """
 
 
 def test_a_put_held_past_the_timeout_while_another_process_reads_snapshots_and_clears(
-    redis_url: str, s3_server: S3Server, s3_bucket: str
+    redis_url: str, s3_config: dict[str, str]
 ) -> None:
-    config = {
-        "Name": "test",
-        "Storage": "s3",
-        "Bucket": s3_bucket,
-        "Endpoint": s3_server.endpoint,
-        "AccessKey": s3_server.access_key,
-        "SecretKey": s3_server.secret_key,
-    }
-    host, port = s3_server.endpoint.removeprefix("http://").split(":")
-    with TcpProxy(host, int(port)) as proxy, Lake(redis_url, config=config) as direct:
-        slow_config = {**config, "Endpoint": f"http://{proxy.host}:{proxy.port}"}
+    host, port = s3_config["Endpoint"].removeprefix("http://").split(":")
+    with TcpProxy(host, int(port)) as proxy, Lake(redis_url, config=s3_config) as direct:
+        slow_config = {**s3_config, "Endpoint": f"http://{proxy.host}:{proxy.port}"}
         with Lake(redis_url, config=slow_config, storage_timeout=60) as slow:
             slow.write("a", {"list": []})
             acknowledged: list[TsSeq] = []
@@ -108,7 +100,7 @@ def test_a_put_held_past_the_timeout_while_another_process_reads_snapshots_and_c
             while not direct.list("a", strict_pending=True).has_pending:
                 time.sleep(0.01)
             time.sleep(0.4)
-            assert '"other"' in finish(start(OTHER_PROCESS, redis_url, _json(config)))
+            assert '"other"' in finish(start(OTHER_PROCESS, redis_url, _json(s3_config)))
             assert direct.read_map("a") == {"list": ["other"]}
             proxy.release()
             writer.join()
@@ -421,6 +413,26 @@ def test_processes_that_snapshot_at_once_never_lose_a_write(redis_url: str, file
         snapshots, _ = lake._session.index.history("a")
         assert len(snapshots) > 3
         assert [each.start for each in snapshots[1:]] == [each.stop for each in snapshots[:-1]]
+
+
+@pytest.mark.parametrize("what", ["delta", "segment", "snapshot"])
+def test_a_put_whose_answer_is_lost_finds_itself(what: str, redis_url: str, s3_config: dict[str, str]) -> None:
+    host, port = s3_config["Endpoint"].removeprefix("http://").split(":")
+    with TcpProxy(host, int(port)) as proxy:
+        config = {**s3_config, "Endpoint": f"http://{proxy.host}:{proxy.port}"}
+        with Lake(redis_url, config=config, snapshot="never") as lake:
+            lake.write("a", {"list": []})
+            folder = {"delta": b"/delta/", "segment": b"/_segments/", "snapshot": b"/snap/"}[what]
+            proxy.drop_reply_to(lambda sent: sent.startswith(b"PUT ") and folder in sent.split(b"\r\n", 1)[0])
+            if what == "delta":
+                lake.write("a", append("x"), merge=APPEND)
+            else:
+                lake.write_many([("a", append("x"), "/", 3)])
+            if what == "snapshot":
+                lake.clear_history("a")
+            assert proxy.dropped_replies == 1
+            assert lake.read_map("a") == {"list": ["x"]}
+            assert not lake.list("a", strict_pending=True).has_pending
 
 
 def test_a_failed_put_is_rolled_back(redis_url: str, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Session:
         self, connection: Connection, options: Options, config: Config | None, storage: Storage | None
     ) -> None:
         self.options = options
+        # What the caller passed is the caller's to close.
+        self._owned = storage is None
         if storage is None:
             if config is None:
                 config = read_config(connection)
@@ -103,7 +105,7 @@ class Session:
             executor = self.__dict__.pop(pool, None)
             if executor is not None:
                 executor.shutdown()
-        for part in (self.snapshots.cache, self.storage):
+        for part in (self.snapshots.cache, self.storage if self._owned else None):
             close = getattr(part, "close", None)
             if close is not None:
                 close()

@@ -18,7 +18,7 @@ from lake_spark.names import shard_of
 from lake_spark.segment import format as f
 
 # A reader fetches whole row groups: small ones serve one catalog, large ones serve everything.
-GROUP_ROWS = 8192
+GROUP_ROWS = 4096
 GROUP_BYTES = 1 << 20
 MAX_BYTES = (1 << 31) - 1
 
