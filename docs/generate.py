@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from lake_spark.options import ENVIRONMENT_PREFIX, Options, camel_case
+from lake_spark.options import ENVIRONMENT_PREFIX, BatchOptions, Options, camel_case
 
 TARGET = Path(__file__).parent / "options.md"
 
@@ -22,6 +22,16 @@ nearest one; a value that an option does not take is a `ConfigError`.
 The URL of the index Redis is no option: it is the first argument of `Lake`, or `LAKE_URL` in the environment. Where
 the bodies are kept is part of the lake's configuration: see [Getting started](getting-started.md#configuration).
 
+"""
+
+_BATCH = """
+## Of a Spark job
+
+`spark.read.format("lake")` and `df.write.format("lake")` take all of the above, in camelCase, and these.
+
+"""
+
+_COLUMNS = """\
 | option | environment | default | values | meaning |
 | --- | --- | --- | --- | --- |
 """
@@ -29,14 +39,16 @@ the bodies are kept is part of the lake's configuration: see [Getting started](g
 
 def render() -> str:
     """The page."""
-    return _HEAD + "".join(_row(option) for option in dataclasses.fields(Options))
+    common = dataclasses.fields(Options)
+    batch = [option for option in dataclasses.fields(BatchOptions) if option not in common]
+    return _HEAD + _COLUMNS + "".join(map(_row, common)) + _BATCH + _COLUMNS + "".join(map(_row, batch))
 
 
 def _row(option: dataclasses.Field[Any]) -> str:
     name = option.name if "_" not in option.name else f"{option.name}`, `{camel_case(option.name)}"
-    environment = ENVIRONMENT_PREFIX + option.name.upper()
+    environment = f"`{ENVIRONMENT_PREFIX}{option.name.upper()}`" if option.metadata["environment"] else ""
     meaning = option.metadata["meaning"]
-    return f"| `{name}` | `{environment}` | {_shown(option.default)} | {_values(option)} | {meaning} |\n"
+    return f"| `{name}` | {environment} | {_shown(option.default)} | {_values(option)} | {meaning} |\n"
 
 
 def _shown(default: Any) -> str:

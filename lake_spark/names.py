@@ -182,6 +182,11 @@ class Keys:
         return f"{self.prefix}:txn:{txn}"
 
     @property
+    def nothing(self) -> str:
+        """A key that is never set."""
+        return f"{self.prefix}:nothing"
+
+    @property
     def inflight(self) -> str:
         return f"{self.prefix}:inflight"
 

@@ -10,10 +10,13 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from lake_spark.errors import ConfigError
+
+SomeOptions = TypeVar("SomeOptions", bound="Options")
 
 _CONNECTION_PARAMETERS = ("db", "username", "password", "client_name", "health_check_interval")
 ENVIRONMENT_PREFIX = "LAKE_"
@@ -23,10 +26,19 @@ _KINDS = {str: "text", int: "a whole number", float: "a number"}
 
 
 def _option(
-    default: Any, meaning: str, *, choices: tuple[str, ...] = (), least: float | None = None, secret: bool = False
+    default: Any,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    secret: bool = False,
+    environment: bool = True,
 ) -> Any:
-    """An option. One that is secret, or may hold a password, is shown neither in reprs nor in errors."""
-    metadata = {"meaning": meaning, "choices": choices, "least": least, "secret": secret}
+    """An option. One that is secret, or may hold a password, is shown neither in reprs nor in errors.
+
+    What one job is about is never taken from the environment.
+    """
+    metadata = {"meaning": meaning, "choices": choices, "least": least, "secret": secret, "environment": environment}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -50,7 +62,9 @@ class Options:
     segment_rows: int = _option(100_000, "deltas in a segment, at most", least=1)
     segment_bytes: int = _option(64 << 20, "bytes of bodies in a segment, about", least=1)
     max_body_bytes: int = _option(64 << 20, "largest body or file that is accepted", least=1)
-    lease: float = _option(300.0, "seconds a transaction lives without a sign of its writer", least=0.001)
+    lease: float = _option(
+        300.0, "seconds a transaction that is being published lives without a sign of its writer", least=0.001
+    )
     load_workers: int = _option(10, "bodies that one read loads at the same time", least=1)
     redis_timeout: float = _option(5.0, "seconds to wait for an answer of Redis", least=0.001)
     redis_connect_timeout: float = _option(5.0, "seconds to wait for a connection to Redis", least=0.001)
@@ -68,26 +82,56 @@ class Options:
     delta_cache_bytes: int = _option(64 << 20, "bytes of deltas cached in memory, at most", least=0)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
+    def of(cls: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
         """Options from Python or Spark names; what is not given comes from the environment, else the default.
 
         A name that is not an option gets one warning with the nearest one that is.
         """
         known = {f.name: f for f in dataclasses.fields(cls)}
+        bare = {name.replace("_", ""): name for name in known}
         values: dict[str, Any] = {}
-        for name in known:
+        for name, option in known.items():
             text = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
-            if text is not None:
+            if text is not None and option.metadata["environment"]:
                 values[name] = text
         for given_name, value in given.items():
-            name = snake_case(given_name)
-            if name in known:
-                values[name] = value
+            # Spark hands its options over in lower case.
+            bare_name = given_name.replace("_", "").lower()
+            if bare_name in bare:
+                values[bare[bare_name]] = value
             else:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = difflib.get_close_matches(snake_case(given_name), known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 warnings.warn(f"unknown option {given_name!r} is ignored{hint}", UserWarning, stacklevel=3)
         return cls(**{name: _coerce(known[name], value) for name, value in values.items()})
+
+
+_of_a_job = partial(_option, environment=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions(Options):
+    """How a Spark job reads or writes a lake: the options above, and these."""
+
+    url: str = _option("", "the index Redis of the lake; default: LAKE_URL", secret=True)
+    pending: str = _option(
+        "wait", "what a read does when open writes stand in its way", choices=("error", "wait", "prefix")
+    )
+    path: str = _of_a_job("", "read: a catalog or a pattern such as user-*, as load() takes it; write: the field path")
+    catalogs: str = _of_a_job("", "read: catalogs, separated by commas")
+    view: str = _of_a_job("documents", "read: what the rows are", choices=("documents", "deltas", "catalogs"))
+    as_of: str = _of_a_job("", "read: a TsSeq, or a moment in ISO 8601, to the end of its second")
+    num_partitions: int = _of_a_job(0, "read: partitions, about; 0 means twice the processors", least=0)
+    batch_bytes: int = _option(16 << 20, "read: bytes in an Arrow batch, about", least=1)
+    catalog: str = _of_a_job("", "write: the catalog of every row that has no column for it")
+    merge_type: str = _of_a_job("REPLACE", "write: the merge type of every row that has no column for it")
+    txn_app_id: str = _of_a_job("", "write: the application whose versions apply once")
+    txn_version: int = _of_a_job(-1, "write: the version that this job brings, with txnAppId", least=-1)
+
+    @property
+    def lake(self) -> dict[str, Any]:
+        """Those of them that are a lake's, not a job's."""
+        return {option.name: getattr(self, option.name) for option in dataclasses.fields(Options)}
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:

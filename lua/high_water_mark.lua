@@ -2,8 +2,8 @@
 --
 -- KEYS  1 seq  2 pending  3 opened  4 fenced  5 inflight
 -- ARGV  1 pending timeout in microseconds  2 prefix of the shard's delta keys
--- Reply {`open`, ts_seq, token} of the first open write or block in flight, or {`last`, ts_seq} of the
---       shard's last sequence when nothing is open ('' when nothing was ever written)
+-- Reply {the shard's last sequence ('' when nothing was ever written), sequence and token of the first open
+--       write or block in flight ('' when nothing is open), how many transactions are in flight in all}
 --
 -- Guarantees: abandoned writes before the answer are fenced first, so nothing can commit below it;
 -- blocks of decided transactions leave the shard's open writes here.
@@ -14,6 +14,8 @@ local shard = { pending = KEYS[2], opened = KEYS[3], fenced = KEYS[4] }
 local timeout = tonumber(ARGV[1])
 local _, micros = now()
 
+local last = redis.call('GET', KEYS[1]) or ''
+local inflight = redis.call('SCARD', KEYS[5])
 local open = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 for i = 1, #open, 2 do
   local token = open[i]
@@ -21,16 +23,16 @@ for i = 1, #open, 2 do
   local txn = string.match(token, '^txn|([^|]+)|')
   if txn then
     if redis.call('SISMEMBER', KEYS[5], txn) == 1 then
-      return { 'open', text, token }
+      return { last, text, token, inflight }
     end
     close_write(shard, token)
   else
     local opened = redis.call('HGET', KEYS[3], token)
     if opened and micros - tonumber(opened) < timeout then
-      return { 'open', text, token }
+      return { last, text, token, inflight }
     end
     local merge_type, path, b64 = string.match(token, '^w|[^|]+|(%d+)|([^|]+)|([^|]+)$')
     fence(shard, ARGV[2] .. b64, 'pending|delta|' .. merge_type .. '|' .. path .. '|' .. text, token, b64, micros)
   end
 end
-return { 'last', redis.call('GET', KEYS[1]) or '' }
+return { last, '', '', inflight }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from servers import RedisServer, S3Server
+from servers import LOOPBACK, RedisServer, S3Server
 
 from lake_spark import Lake
+from lake_spark.embedded import use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -75,3 +81,69 @@ def lake(redis_url: str, file_config: dict[str, str]) -> Iterator[Lake]:
     """A lake on file storage."""
     with Lake(redis_url, config=file_config) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Spark of the tests: some Java, this Python, loopback, and no lake that it could know."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Recorded here, so that what use_java sets is undone.
+        patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+        use_java()
+        for name in [name for name in os.environ if name.startswith(("LAKE_", "SPARK_", "PYSPARK_"))]:
+            patch.delenv(name)
+        patch.setenv("SPARK_LOCAL_IP", LOOPBACK)
+        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark-local")))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+        return dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark for all tests: two cores in this process's own JVM, which knows the lake."""
+    # Not at the top: most tests do without Spark, and importing it takes a second.
+    from pyspark.sql import SparkSession
+
+    import lake_spark
+
+    folder = tmp_path_factory.mktemp("spark")
+    logging = folder / "log4j2.properties"
+    logging.write_text(LOG4J)
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("lake_spark tests")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
+        .config("spark.driver.host", LOOPBACK)
+        .config("spark.driver.bindAddress", LOOPBACK)
+        .config("spark.driver.memory", "1g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+    )
+    # The JVM and the Python workers that it starts keep the environment of this moment.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - spark_environment.keys():
+            patch.delenv(name)
+        for name, value in spark_environment.items():
+            patch.setenv(name, value)
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    lake_spark.register(session)
+    yield session
+    session.stop()
+
+
+# From the first line on: a level set in the session comes too late for what the start itself says.
+LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""

@@ -66,8 +66,17 @@ def namespace(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
 def test_python_blocks_run_and_print_what_they_say(
-    page: Path, namespace: dict[str, object], redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    namespace: dict[str, object],
+    redis_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if page.name == "spark.md":
+        # The session that the page gets is the one of the tests.
+        request.getfixturevalue("spark")
+        capsys.readouterr()
     server = redis_url.rpartition("/")[0]
     for number, block in enumerate(blocks(page, "python"), 1):
         source = _REDIS.sub(lambda match: server + (match[1] or "/0"), block).replace("/data/", f"{tmp_path}/")
@@ -77,7 +86,7 @@ def test_python_blocks_run_and_print_what_they_say(
 
 def test_there_are_python_blocks_on_the_pages_that_teach() -> None:
     taught = {name_of(page) for page in pages_with("python")}
-    assert taught >= {"README.md", "docs/getting-started.md", "docs/from-go.md", "docs/errors.md"}
+    assert taught >= {"README.md", "docs/getting-started.md", "docs/from-go.md", "docs/errors.md", "docs/spark.md"}
 
 
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)

@@ -147,7 +147,7 @@ def lost_reply_cases() -> dict[str, tuple[Script, Callable[[Lake], object]]]:
 
     def mark(lake: Lake) -> None:
         last = lake.write("a", append("x"), merge=APPEND)
-        assert lake._session.index.high_water_mark("0c")[0] == last
+        assert lake._session.index.high_water_mark("0c").mark == last
 
     def sample(lake: Lake) -> None:
         last = lake.write("a", append("x"), merge=APPEND)

@@ -130,7 +130,7 @@ def test_a_wrong_value_in_the_environment_is_refused_with_its_name(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("given", "nearest"),
-    [("snapshots", "snapshot"), ("pendingTimeOut", "pending_timeout"), ("redisRetry", "redis_retries"), ("x", None)],
+    [("snapshots", "snapshot"), ("pendingTimeOuts", "pending_timeout"), ("redisRetry", "redis_retries"), ("x", None)],
 )
 def test_an_unknown_option_gets_one_warning_with_the_nearest_name(given: str, nearest: str | None) -> None:
     with pytest.warns(UserWarning, match=f"unknown option '{given}' is ignored") as caught:

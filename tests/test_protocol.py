@@ -27,6 +27,7 @@ from lake_spark.index import (
     CatalogRun,
     Connection,
     Index,
+    ShardMark,
     SnapshotClaim,
     TransactionIndex,
     abort_if_expired,
@@ -354,7 +355,8 @@ def test_a_transaction_whose_writer_is_gone_is_given_up_by_whoever_meets_it(inde
     assert abort_if_expired(index, txn.txn) == 0.0
     with pytest.raises(TransactionAborted):
         txn.commit()
-    late = dataclasses.replace(TransactionIndex.begin(index, 0.01), lease=60.0)
+    late = dataclasses.replace(TransactionIndex.begin(index, 60.0), staging_lease=0.01)
+    late.stage({})
     time.sleep(0.02)
     with pytest.raises(TransactionAborted, match="lease"):
         late.intend()
@@ -460,24 +462,24 @@ def test_a_version_within_a_run_cuts_the_run(index: Index) -> None:
 
 def test_the_high_water_mark_stops_below_what_is_open(index: Index) -> None:
     shard = shard_of("a")
-    assert index.high_water_mark(shard) == (ZERO, "")
+    assert index.high_water_mark(shard) == ShardMark(ZERO, ZERO, "", 0)
     first = write(index, "a")
-    assert index.high_water_mark(shard) == (first, "")
+    assert index.high_water_mark(shard).mark == first
     slow = index.precommit("a", REPLACE, "/slow")
     write(index, "a")
-    mark, token = index.high_water_mark(shard)
-    assert first <= mark < slow.ts_seq
-    assert token == slow.token
-    assert impatient(index).high_water_mark(shard) == (write_order(index)[-1], "")
+    found = index.high_water_mark(shard)
+    assert first <= found.mark < slow.ts_seq < found.last
+    assert found.token == slow.token
+    assert impatient(index).high_water_mark(shard).mark == write_order(index)[-1]
     with pytest.raises(FencedError):
         index.commit(slow, {})
     txn = transact(index, [("a", 2)])
     last = write(index, "a")
-    mark, token = index.high_water_mark(shard)
-    assert mark < index.listing("a", strict_pending=True).pendings[0].ts_seq
-    assert txn.txn in token
+    found = index.high_water_mark(shard)
+    assert found.mark < index.listing("a", strict_pending=True).pendings[0].ts_seq
+    assert txn.txn in found.token
     txn.commit()
-    assert index.high_water_mark(shard) == (last, "")
+    assert index.high_water_mark(shard) == ShardMark(last, ZERO, "", 0)
     assert index.connection.client.zcard(index.keys.pending(shard)) == 0
 
 

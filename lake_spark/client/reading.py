@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,7 +16,7 @@ from lake_spark.index import SnapshotClaim, abort_if_expired, digest_of
 from lake_spark.merge import Fold
 from lake_spark.model import ZERO, Delta, Listing, Run, Snapshot, TsSeq
 from lake_spark.names import delta_key, segment_key, snapshot_key
-from lake_spark.segment import SegmentReader
+from lake_spark.segment import SegmentReader, SegmentRow
 from lake_spark.trace import span
 
 log = logging.getLogger("lake_spark")
@@ -91,8 +91,11 @@ def read(session: Session, listing: Listing, pending: str) -> Document:
     raise CorruptObject(f"catalog {listing.catalog!r} cannot be read, the index names what is not stored: {missing}")
 
 
-def merge(session: Session, listing: Listing) -> Document:
-    """The fold of the listing's snapshot and entries, from the last Replace of the whole document on."""
+def merge(session: Session, listing: Listing, rows: Rows | None = None) -> Document:
+    """The fold of the listing's snapshot and entries, from the last Replace of the whole document on.
+
+    `rows` are those of runs that were read before, together with the runs of other catalogs.
+    """
     entries = listing.entries
     start = next((n for n in range(len(entries) - 1, -1, -1) if _replaces(entries[n])), None)
     base = None
@@ -103,7 +106,7 @@ def merge(session: Session, listing: Listing) -> Document:
     replayed = replayed_bytes = 0
     try:
         with span("LoadDeltas") as step:
-            for ts_seq, merge_type, path, body in _deltas(session, listing.catalog, entries[start or 0 :]):
+            for ts_seq, merge_type, path, body in deltas(session, listing.catalog, entries[start or 0 :], rows):
                 fold.apply(merge_type, path, body, ts_seq)
                 replayed += 1
                 replayed_bytes += len(body)
@@ -131,16 +134,17 @@ def _replaces(entry: Delta | Run) -> bool:
 
 
 _Body = tuple[TsSeq, int, str, bytes]
+Rows = Mapping[Run, Sequence[SegmentRow]]
 
 
-def _deltas(session: Session, catalog: str, entries: tuple[Delta | Run, ...]) -> Iterator[_Body]:
+def deltas(session: Session, catalog: str, entries: Sequence[Delta | Run], rows: Rows | None = None) -> Iterator[_Body]:
     """Type, path and body of every delta, in order, a window of them in memory."""
     rest = iter(entries)
     while window := list(islice(rest, _WINDOW)):
         singles = iter(session.each(partial(_load, session, catalog), [e for e in window if isinstance(e, Delta)]))
         for entry in window:
             if isinstance(entry, Run):
-                yield from _rows(session, catalog, entry)
+                yield from _rows(session, catalog, entry, rows or {})
             else:
                 yield next(singles)
 
@@ -153,13 +157,34 @@ def _load(session: Session, catalog: str, delta: Delta) -> _Body:
     return delta.ts_seq, delta.merge_type, delta.path, body
 
 
-def _rows(session: Session, catalog: str, run: Run) -> Iterator[_Body]:
-    spans = [(run.row + at, min(_ROWS, run.count - at), catalog) for at in range(0, run.count, _ROWS)]
+def _rows(session: Session, catalog: str, run: Run, known: Rows) -> Iterator[_Body]:
     seconds, seq = run.first
-    for rows in segment_reader(session, run.segment).read_many(spans):
-        for row in rows:
+    parts: Iterable[Sequence[SegmentRow]] = (known[run],) if run in known else _parts(session, catalog, run)
+    for part in parts:
+        for row in part:
             yield TsSeq(seconds, seq), row.merge_type, row.path, row.body
             seq += 1
+
+
+def _parts(session: Session, catalog: str, run: Run) -> Iterator[Sequence[SegmentRow]]:
+    spans = [(run.row + at, min(_ROWS, run.count - at), catalog) for at in range(0, run.count, _ROWS)]
+    return segment_reader(session, run.segment).read_many(spans)
+
+
+def rows_of(session: Session, listings: Iterable[Listing]) -> dict[Run, Sequence[SegmentRow]]:
+    """The rows of every run of these listings, with each row group of each segment read once."""
+    wanted: dict[str, list[tuple[Run, str]]] = {}
+    for listing in listings:
+        for entry in listing.entries:
+            if isinstance(entry, Run):
+                wanted.setdefault(entry.segment, []).append((entry, listing.catalog))
+    found: dict[Run, Sequence[SegmentRow]] = {}
+    for segment, runs in wanted.items():
+        runs.sort(key=lambda each: each[0].row)
+        spans = [(run.row, run.count, catalog) for run, catalog in runs]
+        for (run, _), rows in zip(runs, segment_reader(session, segment).read_many(spans), strict=True):
+            found[run] = rows
+    return found
 
 
 def segment_reader(session: Session, name: str) -> SegmentReader:

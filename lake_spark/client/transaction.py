@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -24,14 +23,6 @@ from lake_spark.trace import span
 _BLOCKS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A chunk that is uploaded: its blocks, and for each catalog the places of its rows in the input."""
-
-    blocks: list[Block]
-    places: dict[str, list[int]]
-
-
 def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
     """Write all the changes or none of them; the TsSeq of each, in their order.
 
@@ -41,20 +32,30 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
     sequences: list[TsSeq] = []
     only_meta: list[tuple[int, str]] = []
     meta: dict[str, Fields] = {}
-    staged: list[Staged] = []
+    # For each chunk its blocks, and for each of its catalogs the places of its rows in the input.
+    staged: list[tuple[list[Block], dict[str, list[int]]]] = []
     try:
-        for number, chunk in enumerate(_chunks(changes, session.options.segment_rows, session.options.segment_bytes)):
+        for number, chunk in enumerate(chunks(session, changes)):
+            places: dict[str, list[int]] = {}
             for place, change in enumerate(chunk, len(sequences)):
                 meta.setdefault(change.catalog, {}).update(change.meta)
                 if change.only_meta:
                     only_meta.append((place, change.catalog))
-            rows = [(place, change) for place, change in enumerate(chunk, len(sequences)) if not change.only_meta]
+                else:
+                    places.setdefault(change.catalog, []).append(place)
             sequences += [ZERO] * len(chunk)
-            if rows:
+            if places:
                 txn = txn or TransactionIndex.begin(session.index, session.options.lease)
-                staged.append(_stage(session, txn, number, rows))
+                staged.append((stage(session, txn, 0, number, chunk), places))
         if txn:
-            _publish_all(session, txn, staged, sequences)
+            txn.intend()
+            for blocks, places in staged:
+                for block, firsts in publish(session, txn, blocks):
+                    for run, first in zip(block.runs, firsts, strict=True):
+                        for offset, place in enumerate(places[run.catalog]):
+                            sequences[place] = TsSeq(first.seconds, first.seq + offset)
+            with span("Commit", txn=txn.txn):
+                txn.commit()
     except OutcomeUnknown:
         raise
     except BaseException:
@@ -62,6 +63,69 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
             with contextlib.suppress(IndexFailure):
                 txn.abort()
         raise
+    merge_meta(session, meta)
+    for place, catalog in only_meta:
+        sequences[place] = session.index.listing(catalog).version
+    return sequences
+
+
+def chunks(session: Session, changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """The changes in lists, each enough for a segment."""
+    # A run lies within one second, so a chunk has no more rows than a second has sequences.
+    most_rows, most_bytes = min(session.options.segment_rows, MAX_SEQ), session.options.segment_bytes
+    chunk: list[Change] = []
+    size = 0
+    for change in changes:
+        chunk.append(change)
+        size += len(change.body)
+        if len(chunk) >= most_rows or size >= most_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def stage(
+    session: Session, txn: TransactionIndex, partition: int, number: int, changes: Iterable[Change]
+) -> list[Block]:
+    """Write the changes as a segment, upload it, register it with the transaction; its blocks, shard by shard."""
+    name = segment_name(txn.txn, partition, number)
+    rows = [change for change in changes if not change.only_meta]
+    if not rows:
+        return []
+    columns: dict[str, list[Any]] = {
+        "catalog": [change.catalog for change in rows],
+        "merge_type": [int(change.merge_type) for change in rows],
+        "path": [change.path for change in rows],
+        "body": [change.body for change in rows],
+        "meta": [_meta_text(change.meta) for change in rows],
+    }
+    seal = partial(_seal, session, segment_key(name)) if session.codec.encrypts else None
+    segment = write_segment(name, columns, compression=session.options.segment_compression, seal=seal)
+    with span("StageSegment", segment=name, rows=len(rows), size=len(segment.data)):
+        _upload(session, segment)
+        txn.stage({name: f"{segment.rows} rows, {len(segment.data)} bytes"})
+    return [
+        Block(shard, name, [CatalogRun(each.catalog, each.row, each.count) for each in spans])
+        for shard, spans in groupby(segment.spans(), key=lambda each: each.shard)
+    ]
+
+
+def publish(session: Session, txn: TransactionIndex, blocks: Sequence[Block]) -> Iterator[tuple[Block, list[TsSeq]]]:
+    """Publish the blocks of a transaction that is intended; each with the first TsSeq of each of its catalogs."""
+    renewed = time.monotonic()
+    for start in range(0, len(blocks), _BLOCKS):
+        if time.monotonic() - renewed > session.options.lease / 3:
+            txn.intend()
+            renewed = time.monotonic()
+        part = blocks[start : start + _BLOCKS]
+        with span("Publish", blocks=len(part)):
+            published = txn.publish(part)
+        yield from zip(part, published, strict=True)
+
+
+def merge_meta(session: Session, meta: Mapping[str, Fields]) -> None:
+    """Merge the meta of a transaction that is committed."""
     try:
         session.index.merge_meta(meta)
     except IndexFailure as error:
@@ -69,49 +133,6 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
             f"all rows are in, but meta of {len(meta)} catalogs may not be ({error}); write the meta again, "
             "not the rows"
         ) from None
-    for place, catalog in only_meta:
-        sequences[place] = session.index.listing(catalog).version
-    return sequences
-
-
-def _chunks(changes: Iterable[Change], most_rows: int, most_bytes: int) -> Iterator[list[Change]]:
-    chunk: list[Change] = []
-    size = 0
-    for change in changes:
-        chunk.append(change)
-        size += len(change.body)
-        # A run lies within one second, so a chunk has no more rows than a second has sequences.
-        if len(chunk) >= min(most_rows, MAX_SEQ) or size >= most_bytes:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _stage(session: Session, txn: TransactionIndex, number: int, rows: list[tuple[int, Change]]) -> Staged:
-    """Write the rows as a segment, upload it, and register it with the transaction."""
-    name = segment_name(txn.txn, 0, number)
-    places: dict[str, list[int]] = {}
-    for place, change in rows:
-        places.setdefault(change.catalog, []).append(place)
-    changes = [change for _, change in rows]
-    columns: dict[str, list[Any]] = {
-        "catalog": [change.catalog for change in changes],
-        "merge_type": [int(change.merge_type) for change in changes],
-        "path": [change.path for change in changes],
-        "body": [change.body for change in changes],
-        "meta": [_meta_text(change.meta) for change in changes],
-    }
-    seal = partial(_seal, session, segment_key(name)) if session.codec.encrypts else None
-    segment = write_segment(name, columns, compression=session.options.segment_compression, seal=seal)
-    with span("StageSegment", segment=name, rows=len(rows), size=len(segment.data)):
-        _upload(session, segment)
-        txn.stage({name: f"{segment.rows} rows, {len(segment.data)} bytes"})
-    blocks = [
-        Block(shard, name, [CatalogRun(each.catalog, each.row, each.count) for each in spans])
-        for shard, spans in groupby(segment.spans(), key=lambda each: each.shard)
-    ]
-    return Staged(blocks, places)
 
 
 def _seal(session: Session, key: str, row: int, body: bytes) -> bytes:
@@ -133,23 +154,3 @@ def _upload(session: Session, segment: Segment) -> None:
         # The name is this transaction's: only a put that was made again finds its own bytes.
         if session.storage.get(key) != segment.data:
             raise
-
-
-def _publish_all(session: Session, txn: TransactionIndex, staged: list[Staged], sequences: list[TsSeq]) -> None:
-    """Publish every block and commit; each TsSeq goes to its row's place."""
-    txn.intend()
-    renewed = time.monotonic()
-    for part in staged:
-        for start in range(0, len(part.blocks), _BLOCKS):
-            if time.monotonic() - renewed > session.options.lease / 3:
-                txn.intend()
-                renewed = time.monotonic()
-            blocks = part.blocks[start : start + _BLOCKS]
-            with span("Publish", blocks=len(blocks)):
-                published = txn.publish(blocks)
-            for block, firsts in zip(blocks, published, strict=True):
-                for run, first in zip(block.runs, firsts, strict=True):
-                    for offset, place in enumerate(part.places[run.catalog]):
-                        sequences[place] = TsSeq(first.seconds, first.seq + offset)
-    with span("Commit", txn=txn.txn):
-        txn.commit()

@@ -146,8 +146,8 @@ class Connection:
 
         return self.call(once, retried=script.retried)
 
-    def run_many(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Run one script for many sets of arguments in one round trip (each run is atomic, all are not)."""
+    def run_many(self, script: Script, calls: Sequence[Call], *, atomic: bool = False) -> list[Any]:
+        """Run one script for many sets of arguments in one round trip. Each run is atomic; all are if asked for."""
         if len(calls) == 1:
             return [self.run(script, *calls[0])]
 
@@ -159,7 +159,7 @@ class Connection:
                 return pipelined("EVAL", script.source)
 
         def pipelined(command: str, what: str) -> list[Any]:
-            with self.client.pipeline(transaction=False) as pipeline:
+            with self.client.pipeline(transaction=atomic) as pipeline:
                 for keys, args in calls:
                     pipeline.execute_command(command, what, len(keys), *keys, *args)  # type: ignore[no-untyped-call] # redis-py
                 return pipeline.execute()

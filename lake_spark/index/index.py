@@ -21,7 +21,7 @@ from lake_spark.errors import (
 from lake_spark.index import scripts
 from lake_spark.index.connection import Argument, Call, Connection
 from lake_spark.index.members import parse_entry, parse_pending, parse_snapshot, snapshot_member
-from lake_spark.model import ZERO, Delta, Listing, MergeType, Pending, Run, Snapshot, TsSeq
+from lake_spark.model import MAX_SEQ, ZERO, Delta, Listing, MergeType, Pending, Run, Snapshot, TsSeq
 from lake_spark.names import SHARDS, Keys, b64, shard_of
 
 LIST_BATCH = 256
@@ -52,6 +52,27 @@ class SnapshotClaim:
     catalog: str
     snapshot: Snapshot
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMark:
+    """A shard's last sequence, and the first that is still open (`0_0` if none), by the token of its writer.
+
+    `inflight` counts the transactions that were being published at that instant, in any shard.
+    """
+
+    last: TsSeq
+    opened: TsSeq
+    token: str
+    inflight: int
+
+    @property
+    def mark(self) -> TsSeq:
+        """Everything in the shard at or below this is decided for good."""
+        if self.opened == ZERO:
+            return self.last
+        seconds, seq = self.opened
+        return TsSeq(seconds, seq - 1) if seq > 1 else TsSeq(seconds - 1, MAX_SEQ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +148,17 @@ class Index:
         return self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
     def listings(
-        self, catalogs: Iterable[str], *, strict_pending: bool = False, as_of: TsSeq | None = None
+        self,
+        catalogs: Iterable[str],
+        *,
+        strict_pending: bool = False,
+        as_of: TsSeq | None = None,
+        whole_log: bool = False,
     ) -> Iterator[Listing]:
-        """A view of each catalog (each atomic by itself), shard by shard, in one round trip a batch."""
+        """A view of each catalog (each atomic by itself), shard by shard, in one round trip.
+
+        With `whole_log` the entries are all that the log still has, not only those after the snapshot.
+        """
         by_shard: dict[str, list[str]] = {}
         for catalog in catalogs:
             by_shard.setdefault(shard_of(catalog), []).append(catalog)
@@ -138,18 +167,20 @@ class Index:
             for shard, names in by_shard.items()
             for start in range(0, len(names), LIST_BATCH)
         ]
-        calls: list[Call] = [self._list_call(shard, names, as_of) for shard, names in batches]
+        calls: list[Call] = [self._list_call(shard, names, as_of, whole_log) for shard, names in batches]
         for (_, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
             for catalog, reply in zip(names, replies, strict=True):
                 yield self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
-    def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None) -> Call:
+    def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None, whole_log: bool = False) -> Call:
         keys = self.keys
+        # Where no snapshot is known, the view begins at the beginning.
+        snap = (lambda _: keys.nothing) if whole_log else keys.snap
         return (
             [
                 *(keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.floor(shard)),
                 *(keys.inflight, keys.aborted),
-                *(key for catalog in catalogs for key in (keys.delta(catalog), keys.snap(catalog))),
+                *(key for catalog in catalogs for key in (keys.delta(catalog), snap(catalog))),
             ],
             [self._timeout, as_of.score if as_of else "+inf", *(b64(catalog) for catalog in catalogs)],
         )
@@ -304,20 +335,39 @@ class Index:
         """Note a sample; it never moves back."""
         return float(self.connection.run(scripts.SAMPLE, [self.keys.sample(catalog)], [indicator, at.score]))
 
-    def high_water_mark(self, shard: str) -> tuple[TsSeq, str]:
-        """Up to this TsSeq the shard is decided for good; and the token of what holds it there ('' if nothing)."""
+    def high_water_mark(self, shard: str) -> ShardMark:
+        """How far a shard is decided for good. Abandoned writes on the way are fenced."""
+        return self.high_water_marks([shard])[0]
+
+    def high_water_marks(self, shards: Sequence[str]) -> list[ShardMark]:
+        """How far each shard is decided for good: all of them at one instant."""
         keys = self.keys
-        state, ts_seq, *token = self.connection.run(
-            scripts.HIGH_WATER_MARK,
-            [keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.inflight],
-            [self._timeout, f"{keys.prefix}:delta:"],
-        )
-        if not ts_seq:
-            return ZERO, ""
-        at = TsSeq.parse(ts_seq.decode())
-        if state == b"last":
-            return at, ""
-        return (TsSeq(at.seconds, at.seq - 1) if at.seq > 1 else TsSeq(at.seconds - 1, 999_999)), token[0].decode()
+        calls: list[Call] = [
+            (
+                [keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.inflight],
+                [self._timeout, f"{keys.prefix}:delta:"],
+            )
+            for shard in shards
+        ]
+        return [
+            ShardMark(_ts_seq(last), _ts_seq(opened), token.decode(), inflight)
+            for last, opened, token, inflight in self.connection.run_many(scripts.HIGH_WATER_MARK, calls, atomic=True)
+        ]
+
+    def registry_sizes(self, shards: Sequence[str]) -> list[int]:
+        """How many names each shard's registry has, in one round trip."""
+
+        def ask() -> list[int]:
+            with self.connection.client.pipeline(transaction=False) as pipeline:
+                for shard in shards:
+                    pipeline.zcard(self.keys.catalogs(shard))
+                return pipeline.execute()
+
+        return self.connection.call(ask)
+
+
+def _ts_seq(text: bytes) -> TsSeq:
+    return TsSeq.parse(text.decode()) if text else ZERO
 
 
 def _flat(fields: Fields) -> list[Argument]:

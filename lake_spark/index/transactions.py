@@ -38,13 +38,17 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class TransactionIndex:
-    """One transaction, by its id. A plain value: executors and the driver each make their own."""
+    """One transaction, by its id. A plain value: executors and the driver each make their own.
+
+    Staging may take long and is in nobody's way; publishing is short, and readers wait for it: each has its lease.
+    """
 
     index: Index
     txn: str
     lease: float
     app_id: str = ""
     version: int | None = None
+    staging_lease: float = 24 * 3600.0
 
     @classmethod
     def begin(cls, index: Index, lease: float, app_id: str = "", version: int | None = None) -> TransactionIndex:
@@ -68,7 +72,7 @@ class TransactionIndex:
 
     def _stage(self, *, owner: str, segments: Mapping[str, str]) -> str:
         pairs: list[Argument] = [part for pair in segments.items() for part in pair]
-        arguments = [owner, self._lease, REMEMBERED + round(self.lease), *pairs]
+        arguments = [owner, _micros(self.staging_lease), REMEMBERED + round(self.staging_lease), *pairs]
         reply: bytes = self._run(scripts.TXN_STAGE, [self._key], arguments)
         return reply.decode()
 
@@ -78,7 +82,7 @@ class TransactionIndex:
         reply = self._run(
             scripts.TXN_INTEND,
             [self._key, keys.inflight, keys.app(self.app_id)],
-            [self.txn, self._lease, self._version],
+            [self.txn, _micros(self.lease), self._version],
         ).decode()
         if reply not in ("publishing", "applied"):
             raise self._aborted(reply)
@@ -147,10 +151,6 @@ class TransactionIndex:
         return self.index.keys.txn(self.txn)
 
     @property
-    def _lease(self) -> str:
-        return str(round(self.lease * 1e6))
-
-    @property
     def _version(self) -> str:
         return "" if self.version is None else str(self.version)
 
@@ -159,6 +159,10 @@ class TransactionIndex:
             state, f"it is {state}"
         )
         return TransactionAborted(f"transaction {self.txn} cannot go on: {why}; nothing of it is visible")
+
+
+def _micros(seconds: float) -> str:
+    return str(round(seconds * 1e6))
 
 
 def abort_if_expired(index: Index, txn: str) -> float:
