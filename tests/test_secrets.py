@@ -101,16 +101,8 @@ def url(locked_redis: RedisServer) -> str:
 
 
 @pytest.fixture
-def bucket_config(s3_server: S3Server, s3_bucket: str) -> dict[str, str]:
-    return {
-        "Name": "test",
-        "Storage": "s3",
-        "Bucket": s3_bucket,
-        "Endpoint": s3_server.endpoint,
-        "AccessKey": s3_server.access_key,
-        "SecretKey": s3_server.secret_key,
-        "AESPwd": AES_PASSWORD,
-    }
+def bucket_config(s3_config: dict[str, str]) -> dict[str, str]:
+    return {**s3_config, "AESPwd": AES_PASSWORD}
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any
 from lake_spark.errors import (
     DeltaNotFound,
     FencedError,
-    HistoryGone,
     IndexFailure,
     InvalidInput,
     OutcomeUnknown,
@@ -20,8 +18,9 @@ from lake_spark.errors import (
 )
 from lake_spark.index import scripts
 from lake_spark.index.connection import Argument, Call, Connection
-from lake_spark.index.members import parse_entry, parse_pending, parse_snapshot, snapshot_member
-from lake_spark.model import MAX_SEQ, ZERO, Delta, Listing, MergeType, Pending, Run, Snapshot, TsSeq
+from lake_spark.index.members import parse_entry, parse_snapshot, snapshot_member
+from lake_spark.index.views import listing_of
+from lake_spark.model import MAX_SEQ, ZERO, Delta, Listing, MergeType, Run, Snapshot, TsSeq
 from lake_spark.names import SHARDS, Keys, b64, shard_of
 
 LIST_BATCH = 256
@@ -145,7 +144,7 @@ class Index:
         """One atomic view of a catalog; what stands in its way is in the listing, not raised."""
         keys, arguments = self._list_call(shard_of(catalog), [catalog], as_of)
         [reply] = self.connection.run(scripts.LIST, keys, arguments)
-        return self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
+        return listing_of(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
     def listings(
         self,
@@ -170,7 +169,7 @@ class Index:
         calls: list[Call] = [self._list_call(shard, names, as_of, whole_log) for shard, names in batches]
         for (_, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
             for catalog, reply in zip(names, replies, strict=True):
-                yield self._listing(catalog, reply, strict_pending=strict_pending, as_of=as_of)
+                yield listing_of(catalog, reply, strict_pending=strict_pending, as_of=as_of)
 
     def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None, whole_log: bool = False) -> Call:
         keys = self.keys
@@ -184,21 +183,6 @@ class Index:
             ],
             [self._timeout, as_of.score if as_of else "+inf", *(b64(catalog) for catalog in catalogs)],
         )
-
-    def _listing(self, catalog: str, reply: Sequence[Any], *, strict_pending: bool, as_of: TsSeq | None) -> Listing:
-        # A view as of a version must read the same tomorrow: nothing below it may be open.
-        strict = strict_pending or as_of is not None
-        snapshot_bytes, floor, visible, open_writes, followed = reply
-        snapshot = parse_snapshot(snapshot_bytes) if snapshot_bytes else None
-        entries = [parse_entry(member) for member in visible]
-        if as_of and entries:
-            entries[-1] = _cut(entries[-1], as_of)
-        pendings: tuple[Pending, ...] = ()
-        if strict or followed:
-            pendings = tuple(_pending(member, age) for member, age in open_writes)
-        listing = Listing(catalog, snapshot, tuple(entries), pendings, None, as_of, strict, tuple(visible))
-        error = _history_gone(listing, floor.decode()) or _pending_error(listing)
-        return dataclasses.replace(listing, error=error) if error else listing
 
     def catalogs(self, prefix: str = "", shards: Sequence[str] = SHARDS) -> Iterator[str]:
         """Names in the registry, shard by shard. One with nothing visible in its log does not exist."""
@@ -372,39 +356,6 @@ def _ts_seq(text: bytes) -> TsSeq:
 
 def _flat(fields: Fields) -> list[Argument]:
     return [part for name, value in fields.items() for part in (name, b"" if value is None else value)]
-
-
-def _cut(entry: Delta | Run, as_of: TsSeq) -> Delta | Run:
-    """A run as far as `as_of`: the version asked for may lie within it."""
-    if isinstance(entry, Run) and entry.last > as_of:
-        return dataclasses.replace(entry, count=as_of.seq - entry.first.seq + 1)
-    return entry
-
-
-def _pending(member: bytes, age: int) -> Pending:
-    ts_seq = parse_pending(member)
-    entry = parse_entry(member) if member.startswith(b"run|") else None
-    return Pending(ts_seq, max(age, 0) / 1e6, entry.txn if isinstance(entry, Run) else None)
-
-
-def _pending_error(listing: Listing) -> PendingError | None:
-    if not listing.pendings:
-        return None
-    first = listing.pendings[0]
-    owner = f"transaction {first.txn} is being published" if first.txn else f"open for {first.age:.1f} s"
-    more = f" and {len(listing.pendings) - 1} more" if len(listing.pendings) > 1 else ""
-    return PendingError(
-        f"catalog {listing.catalog!r} has an open write at {first.ts_seq} ({owner}){more}: try again, or read with "
-        'pending="wait" or pending="prefix"'
-    )
-
-
-def _history_gone(listing: Listing, floor: str) -> HistoryGone | None:
-    if not floor or listing.as_of is None or listing.as_of >= TsSeq.parse(floor):
-        return None
-    return HistoryGone(
-        f"history of catalog {listing.catalog!r} was cleared up to {floor}: there is no version as of {listing.as_of}"
-    )
 
 
 def _literal(prefix: str) -> str:

@@ -118,6 +118,7 @@ def commit_job(session: Session, txn: TransactionIndex, tasks: Sequence[StagedTa
             txn.abort()
         raise
     if applied:
+        log.info("transaction %s: %d rows of %d tasks are in", txn.txn, sum(task.rows for task in tasks), len(tasks))
         meta: dict[str, Fields] = {}
         for task in tasks:
             for catalog, fields in task.meta.items():
