@@ -302,7 +302,8 @@ def test_a_writer_killed_around_its_put_leaves_nothing_visible(
         process = start(KILLED_WRITER, redis_url, file_config["BasePath"], moment, call)
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
-        assert lake.list("a", strict_pending=True).has_pending == (call == "write")
+        with Lake(redis_url, config=file_config) as patient:
+            assert patient.list("a", strict_pending=True).has_pending == (call == "write")
         time.sleep(0.3)
         lake.write("a", append("alive"), merge=APPEND)
         assert lake.read_map("a") == {"list": ["alive"]}
