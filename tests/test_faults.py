@@ -30,7 +30,7 @@ from lake_spark.errors import (
     OutcomeUnknown,
     StorageFailure,
 )
-from lake_spark.index import TransactionIndex, scripts
+from lake_spark.index import TransactionIndex, abort_if_expired, scripts
 from lake_spark.index.scripts import Script
 from lake_spark.names import delta_key, segment_key, snapshot_key
 from lake_spark.storage import FileStorage
@@ -640,3 +640,26 @@ def test_a_store_that_disappears_is_an_error_not_an_empty_document(redis_url: st
     shutil.rmtree(lake.get_config()["BasePath"])
     with pytest.raises(LakeError):
         lake.read_bytes("a")
+
+
+def test_a_long_publication_keeps_its_lease(proxy: TcpProxy, redis_url: str, file_config: dict[str, str]) -> None:
+    stop = threading.Event()
+    with Lake(redis_url, config=file_config) as other:
+
+        def meet() -> None:
+            while not stop.wait(0.02):
+                for txn in other._session.index.inflight():
+                    abort_if_expired(other._session.index, txn)
+
+        reader = threading.Thread(target=meet)
+        reader.start()
+        slow = f"redis://127.0.0.1:{proxy.port}"
+        try:
+            with Lake(slow, config=file_config, segment_rows=1, lease=1.5, fsync="never") as lake:
+                proxy.delay(0.1)
+                lake.write_many([("a", {f"k{n}": n}, "/", 2) for n in range(20)])
+                proxy.delay(0)
+        finally:
+            stop.set()
+            reader.join()
+        assert other.read_map("a") == {f"k{n}": n for n in range(20)}

@@ -32,8 +32,9 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
     sequences: list[TsSeq] = []
     only_meta: list[tuple[int, str]] = []
     meta: dict[str, Fields] = {}
-    # For each chunk its blocks, and for each of its catalogs the places of its rows in the input.
-    staged: list[tuple[list[Block], dict[str, list[int]]]] = []
+    staged: list[Block] = []
+    # For each segment and each of its catalogs, the places of its rows in the input.
+    places_in: dict[str, dict[str, list[int]]] = {}
     try:
         for number, chunk in enumerate(chunks(session, changes)):
             places: dict[str, list[int]] = {}
@@ -46,14 +47,16 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
             sequences += [ZERO] * len(chunk)
             if places:
                 txn = txn or TransactionIndex.begin(session.index, session.options.lease)
-                staged.append((stage(session, txn, 0, number, chunk), places))
+                blocks = stage(session, txn, 0, number, chunk)
+                places_in[blocks[0].segment] = places
+                staged += blocks
         if txn:
             txn.intend()
-            for blocks, places in staged:
-                for block, firsts in publish(session, txn, blocks):
-                    for run, first in zip(block.runs, firsts, strict=True):
-                        for offset, place in enumerate(places[run.catalog]):
-                            sequences[place] = TsSeq(first.seconds, first.seq + offset)
+            # All of them in one go: the lease is renewed by how long that takes.
+            for block, firsts in publish(session, txn, staged):
+                for run, first in zip(block.runs, firsts, strict=True):
+                    for offset, place in enumerate(places_in[block.segment][run.catalog]):
+                        sequences[place] = TsSeq(first.seconds, first.seq + offset)
             with span("Commit", txn=txn.txn):
                 txn.commit()
     except OutcomeUnknown:
