@@ -2,11 +2,14 @@
 PYTHON ?= python3
 # How long `make soak` runs.
 SECONDS ?= 600
+# What `make roundtrip` writes and reads back.
+DELTAS ?= 1000000
+CATALOGS ?= 50000
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv test lint demo bench soak model clean
+.PHONY: venv test lint demo bench soak roundtrip model clean
 
 venv: $(VENV)/.made
 
@@ -32,6 +35,9 @@ bench: venv
 
 soak: venv
 	$(BIN)/python tests/soak.py --seconds $(SECONDS)
+
+roundtrip: venv
+	$(BIN)/python tests/roundtrip.py --deltas $(DELTAS) --catalogs $(CATALOGS)
 
 model: venv
 	$(BIN)/python tests/interleavings.py

@@ -109,7 +109,7 @@ class _Floors:
         self._data = segment.data
         self._numbers = count()
         # Made beforehand, one for each round and one for the warm-up: only the pipeline is timed.
-        self._calls = [_publish_calls(session.index, segment) for _ in range(rounds + 1)]
+        self._calls = [publish_calls(session.index, segment) for _ in range(rounds + 1)]
 
     def parquet(self) -> None:
         types = {"catalog": pa.string(), "merge_type": pa.int8(), "path": pa.string(), "body": pa.binary()}
@@ -129,7 +129,7 @@ class _Floors:
                 pipeline.execute()
 
 
-def _publish_calls(index: Index, segment: Segment) -> list[Call]:
+def publish_calls(index: Index, segment: Segment) -> list[Call]:
     """What publishes the segment in a transaction that is open for it."""
     transaction = TransactionIndex.begin(index, lease=3600.0)
     transaction.intend()

@@ -25,17 +25,29 @@ class Timing:
         return Timing(self.median / count, self.best / count)
 
 
-def interleave(subjects: Mapping[str, Work], *, rounds: int, operations: int = 1) -> dict[str, Timing]:
-    """Time each subject once a round, one after the other; each call does so many operations."""
+def interleave(
+    subjects: Mapping[str, Work], *, rounds: int, operations: int = 1, before: Mapping[str, Work] | None = None
+) -> dict[str, Timing]:
+    """Time each subject once a round, one after the other; each call does so many operations.
+
+    `before` has what a subject needs each time and what is not its own time.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    for work in subjects.values():
+    prepare = before or {}
+    for name, work in subjects.items():
+        prepare.get(name, _nothing)()
         work()
     for _ in range(rounds):
         for name, work in subjects.items():
+            prepare.get(name, _nothing)()
             began = time.perf_counter()
             work()
             seconds[name].append((time.perf_counter() - began) / operations)
     return {name: Timing(statistics.median(each), min(each)) for name, each in seconds.items()}
+
+
+def _nothing() -> None:
+    pass
 
 
 def repeated(work: Work, times: int) -> Work:

@@ -19,13 +19,14 @@ from servers import RedisServer, S3Server
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Servers that run; `quick` asks for smaller work and fewer rounds."""
+    """Servers that run; `quick` asks for smaller work and fewer rounds, `profile` for what functions take."""
 
     folder: Path
     tcp: str
     unix: str
     s3: dict[str, str] | None
     quick: bool
+    profile: bool
 
     def lake(self, name: str, *, url: str = "", on_s3: bool = False, **options: Any) -> Lake:
         """A lake with its bodies in files (or on S3), which saves snapshots only if told to."""
@@ -40,7 +41,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def running(*, s3: bool, quick: bool) -> Iterator[Place]:
+def running(*, s3: bool, quick: bool, profile: bool = False) -> Iterator[Place]:
     """Everything started, and gone afterwards."""
     with contextlib.ExitStack() as stack:
         # A short path: the sockets of the servers live in it.
@@ -57,4 +58,4 @@ def running(*, s3: bool, quick: bool) -> Iterator[Place]:
                 "AccessKey": store.access_key,
                 "SecretKey": store.secret_key,
             }
-        yield Place(folder, server.url, f"unix://{socket}", bucket, quick)
+        yield Place(folder, server.url, f"unix://{socket}", bucket, quick, profile)

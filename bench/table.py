@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.measure import Timing
 
-_UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
+_UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0, "×": 1.0, "%": 100.0, "B": 1.0, "MiB": 1 / 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured subject, or a floor. `unit` is µs, ms or s for an operation, or /s for a rate."""
+    """A measured subject, or a floor. `unit` is µs, ms or s for an operation, or /s for a rate.
+
+    Where the figure is no time but a ratio (×), a share (%) or a size (B, MiB), that is what `timing` holds.
+    """
 
     question: int
     what: str
@@ -45,7 +48,9 @@ class Row:
             return "met"
         if self.target.test(self.timing.best, floor.best):
             return "met at best"
-        return "missed" if self.target.test(floor.median, floor.median) else "missed, by the floor too"
+        if self.floor is None or self.target.test(floor.median, floor.median):
+            return "missed"
+        return "missed, by the floor too"
 
     def shown(self, seconds: float) -> str:
         number = 1 / seconds if self.unit == "/s" else seconds * _UNITS[self.unit]

@@ -52,6 +52,8 @@ def _row(option: dataclasses.Field[Any]) -> str:
 
 
 def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
         return f"`{default}` ({default >> 20} MiB)"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`" if default != "" else "empty"
@@ -59,8 +61,8 @@ def _shown(default: Any) -> str:
 
 def _values(option: dataclasses.Field[Any]) -> str:
     if option.metadata["choices"]:
-        return ", ".join(f"`{choice}`" for choice in option.metadata["choices"])
-    kind = {str: "text", int: "whole number", float: "number"}[type(option.default)]
+        return ", ".join(f"`{choice}`" for choice in option.metadata["choices"] if choice)
+    kind = {str: "text", int: "whole number", float: "number", bool: "true or false"}[type(option.default)]
     least = option.metadata["least"]
     return kind if least is None else f"{kind}, {least:g} or more"
 

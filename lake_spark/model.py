@@ -97,6 +97,18 @@ class Delta:
         return self.ts_seq
 
     @property
+    def known_type(self) -> MergeType:
+        """The merge type of a delta that is an object."""
+        assert self.merge_type is not None, "a delta of a segment has its type there"
+        return self.merge_type
+
+    @property
+    def known_path(self) -> str:
+        """The path of a delta that is an object."""
+        assert self.path is not None, "a delta of a segment has its path there"
+        return self.path
+
+    @property
     def is_root_replace(self) -> bool:
         """Whether nothing before this delta matters."""
         return self.merge_type is MergeType.REPLACE and self.path == "/"
@@ -120,10 +132,13 @@ class Run:
         """The transaction that wrote it: a segment is named `{txn}.{partition}.{chunk}`."""
         return self.segment.partition(".")[0]
 
+    def sequence(self, place: int) -> TsSeq:
+        """The TsSeq of the n-th of its deltas, from 0."""
+        return TsSeq(self.first.seconds, self.first.seq + place)
+
     def __iter__(self) -> Iterator[Delta]:
-        seconds, seq = self.first
-        for offset in range(self.count):
-            yield Delta(TsSeq(seconds, seq + offset), None, None, self.segment, self.row + offset)
+        for place in range(self.count):
+            yield Delta(self.sequence(place), None, None, self.segment, self.row + place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,10 @@ class Snapshot:
     digest: str = ""
     segment: str | None = None
     row: int = 0
+
+    @property
+    def last(self) -> TsSeq:
+        return self.stop
 
 
 @dataclass(frozen=True, slots=True)

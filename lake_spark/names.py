@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,10 +85,14 @@ def encode_name(name: str) -> str:
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 
+def _b64(catalog: str) -> str:
+    return base64.urlsafe_b64encode(catalog.encode()).decode().rstrip("=")
+
+
 @_remembered
 def b64(catalog: str) -> str:
     """A catalog as part of a Redis key."""
-    return base64.urlsafe_b64encode(catalog.encode()).decode().rstrip("=")
+    return _b64(catalog)
 
 
 def unb64(text: str) -> str:
@@ -143,6 +148,11 @@ class Keys:
 
     def snap(self, catalog: str) -> str:
         return f"{self.prefix}:snap:{b64(catalog)}"
+
+    def logs(self, catalogs: Iterable[str]) -> list[str]:
+        """The keys `delta` and `snap` of each of many catalogs, in turn."""
+        delta, snap = f"{self.prefix}:delta:", f"{self.prefix}:snap:"
+        return [prefix + name for name in map(_b64, catalogs) for prefix in (delta, snap)]
 
     def meta(self, catalog: str) -> str:
         return f"{self.prefix}:meta:{b64(catalog)}"

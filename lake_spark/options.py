@@ -20,9 +20,11 @@ SomeOptions = TypeVar("SomeOptions", bound="Options")
 
 _CONNECTION_PARAMETERS = ("db", "username", "password", "client_name", "health_check_interval")
 ENVIRONMENT_PREFIX = "LAKE_"
+VIEWS = ("documents", "deltas", "snapshots", "pending", "catalogs", "files", "history")
 # An envelope names its compression by its place here: new ones go to the end.
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-_KINDS = {str: "text", int: "a whole number", float: "a number"}
+_BOOLEANS = {"true": True, "false": False}
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _option(
@@ -59,7 +61,7 @@ class Options:
     )
     compression: str = _option("none", "compression of bodies and snapshots", choices=COMPRESSIONS)
     segment_compression: str = _option("zstd", "compression of segments", choices=COMPRESSIONS)
-    segment_rows: int = _option(100_000, "deltas in a segment, at most", least=1)
+    segment_rows: int = _option(500_000, "deltas in a segment, at most", least=1)
     segment_bytes: int = _option(64 << 20, "bytes of bodies in a segment, about", least=1)
     max_body_bytes: int = _option(64 << 20, "largest body or file that is accepted", least=1)
     lease: float = _option(
@@ -119,14 +121,50 @@ class BatchOptions(Options):
     )
     path: str = _of_a_job("", "read: a catalog or a pattern such as user-*, as load() takes it; write: the field path")
     catalogs: str = _of_a_job("", "read: catalogs, separated by commas")
-    view: str = _of_a_job("documents", "read: what the rows are", choices=("documents", "deltas", "catalogs"))
+    catalog_prefix: str = _of_a_job("", "read: only catalogs whose names begin with this")
+    shards: str = _of_a_job("", "read: only these shards, such as 00,1f or 00-3f")
+    updated_since: str = _of_a_job("", "read: only catalogs with a change after this TsSeq or moment")
+    columns: str = _of_a_job("", "read: only these columns of the view, separated by commas")
+    view: str = _of_a_job("documents", "read: what the rows are", choices=VIEWS)
+    document_type: str = _of_a_job("string", "read: the type of the column document", choices=("string", "variant"))
+    infer_schema: bool = _of_a_job(False, "read: take columns and types from a sample of the documents")
+    sample_size: int = _of_a_job(1000, "read: documents that inferSchema looks at, at most", least=1)
+    mode: str = _of_a_job(
+        "PERMISSIVE",
+        "read with a schema: what becomes of a document that does not fit",
+        choices=("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
+    )
+    column_name_of_corrupt_record: str = _of_a_job(
+        "_corrupt_record", "read with a schema: the column that says why a document does not fit"
+    )
     as_of: str = _of_a_job("", "read: a TsSeq, or a moment in ISO 8601, to the end of its second")
     num_partitions: int = _of_a_job(0, "read: partitions, about; 0 means twice the processors", least=0)
     batch_bytes: int = _option(16 << 20, "read: bytes in an Arrow batch, about", least=1)
     catalog: str = _of_a_job("", "write: the catalog of every row that has no column for it")
+    catalog_column: str = _of_a_job(
+        "", "write: the column, or a template such as user-{id}, that names a row's catalog; the others are its body"
+    )
+    null_fields: str = _of_a_job(
+        "",
+        "write with catalogColumn: a null is left out, deletes the field, or is kept (default: omit for RFC7396, else "
+        "keep)",
+        choices=("", "omit", "delete", "keep"),
+    )
     merge_type: str = _of_a_job("REPLACE", "write: the merge type of every row that has no column for it")
+    order_by: str = _of_a_job(
+        "", "write: columns by which a task sorts its rows, separated by commas; -name: descending"
+    )
+    expected_version: str = _of_a_job("", "write: commit only if every catalog written is at this TsSeq (0_0: new)")
+    atomicity: str = _of_a_job(
+        "job", "write: what becomes visible at once: the job, or each task by itself", choices=("job", "task")
+    )
+    layout: str = _of_a_job(
+        "segments", "write: many deltas in a Parquet object, or an object for each", choices=("segments", "objects")
+    )
+    bad_records: str = _of_a_job("fail", "write: fail, or a folder for the rows that are refused, as JSON lines")
     txn_app_id: str = _of_a_job("", "write: the application whose versions apply once")
     txn_version: int = _of_a_job(-1, "write: the version that this job brings, with txnAppId", least=-1)
+    metrics_path: str = _of_a_job("", "a folder to which every task and job adds a line of JSON with its figures")
 
     @property
     def lake(self) -> dict[str, Any]:
@@ -157,13 +195,15 @@ def _coerce(option: dataclasses.Field[Any], value: Any) -> Any:
     kind: type[Any] = type(option.default)
     shown = f"a {type(value).__name__}" if option.metadata["secret"] else repr(value)
     try:
+        if kind is bool:
+            return _BOOLEANS[str(value).lower()]
         if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
             raise TypeError
         found = kind(value)
         # What a conversion would cut off or no clock can count to was not meant.
         if kind is not str and (not math.isfinite(found) or (isinstance(value, float) and found != value)):
             raise ValueError
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, KeyError):
         raise ConfigError(f"option {option.name} takes {_KINDS[kind]}, not {shown}") from None
     choices, least = option.metadata["choices"], option.metadata["least"]
     if choices and found not in choices:

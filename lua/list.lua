@@ -1,7 +1,7 @@
 -- One atomic view of each of some catalogs of a shard: latest snapshot, what follows it, open writes.
 --
 -- KEYS  1 pending  2 opened  3 fenced  4 floor  5 inflight  6 aborted, then for each catalog: delta, snap
--- ARGV  1 pending timeout in microseconds  2 as-of score or `+inf`, then for each catalog: b64
+-- ARGV  1 pending timeout in microseconds  2 as-of score or `+inf`
 -- Reply for each catalog {snapshot member or '', floor or '', visible members, open {member, age}…, followed}
 --       floor: with an as-of score, the sequence up to which history was cleared
 --       with an as-of score, the member after it is added when it is a visible run: the caller cuts it
@@ -18,16 +18,30 @@ local timeout, upper = tonumber(ARGV[1]), ARGV[2]
 local bounded = upper ~= '+inf'
 local _, micros = now()
 
-local function view_of(delta_key, snap_key, b64)
-  local snapshot = redis.call('ZREVRANGEBYSCORE', snap_key, upper, '-inf', 'LIMIT', 0, 1)[1]
-  local lower = '-inf'
-  if snapshot then
-    lower = '(' .. score_of_text(stop_of(snapshot))
+local any_floor = bounded and redis.call('EXISTS', KEYS[4]) == 1
+local any_undecided = redis.call('EXISTS', KEYS[5], KEYS[6]) > 0
+
+-- Whether nothing among the members is open or may be hidden: by far the most common view.
+local function plain(members)
+  for i = 1, #members do
+    local kind = string.sub(members[i], 1, 1)
+    if kind == 'p' or (kind == 'r' and any_undecided) then
+      return false
+    end
   end
+  return true
+end
+
+local function b64_of(delta_key)
+  return string.match(delta_key, '[^:]+$')
+end
+
+local function view_of(delta_key, snap_key)
+  local newest = redis.call('ZREVRANGEBYSCORE', snap_key, upper, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local snapshot, lower = newest[1] or '', newest[2] and '(' .. newest[2] or '-inf'
   local members = redis.call('ZRANGEBYSCORE', delta_key, lower, upper)
-  local floor = ''
+  local floor = any_floor and redis.call('HGET', KEYS[4], b64_of(delta_key)) or ''
   if bounded then
-    floor = redis.call('HGET', KEYS[4], b64) or ''
     local next_member = redis.call('ZRANGEBYSCORE', delta_key, '(' .. upper, '+inf', 'LIMIT', 0, 1)[1]
     if next_member and string.sub(next_member, 1, 4) == 'run|' then
       local first = string.match(next_member, '^run|([^|]+)|')
@@ -36,8 +50,8 @@ local function view_of(delta_key, snap_key, b64)
       end
     end
   end
-  if #members == 0 then
-    return { snapshot or '', floor, members, members, 0 }
+  if plain(members) then
+    return { snapshot, floor, members, {}, 0 }
   end
   local view = walk(shard, members, timeout, micros)
   local passed = view.passed
@@ -45,14 +59,13 @@ local function view_of(delta_key, snap_key, b64)
     passed = #view.expired
   end
   for i = 1, passed do
-    fence(shard, delta_key, view.expired[i][1], view.expired[i][2], b64, micros)
+    fence(shard, delta_key, view.expired[i][1], view.expired[i][2], b64_of(delta_key), micros)
   end
-  return { snapshot or '', floor, view.visible, view.open, view.followed and 1 or 0 }
+  return { snapshot, floor, view.visible, view.open, view.followed and 1 or 0 }
 end
 
 local views = {}
-for i = 3, #ARGV do
-  local at = 7 + 2 * (i - 3)
-  views[i - 2] = view_of(KEYS[at], KEYS[at + 1], ARGV[i])
+for i = 7, #KEYS, 2 do
+  table.insert(views, view_of(KEYS[i], KEYS[i + 1]))
 end
 return views

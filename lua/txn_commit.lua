@@ -2,6 +2,7 @@
 --
 -- KEYS  1 txn  2 inflight  3 aborted  4 app
 -- ARGV  1 txn id  2 application's version, or ''  3 seconds to remember the transaction
+--       4 `1` to remember the application's version no longer than that
 -- Reply `committed`, `applied` (the application got this version from another transaction first: this
 --       one is aborted), or `aborted`
 --
@@ -22,6 +23,9 @@ if version ~= '' then
     return 'applied'
   end
   redis.call('SET', KEYS[4], version)
+  if ARGV[4] == '1' then
+    redis.call('EXPIRE', KEYS[4], ARGV[3])
+  end
 end
 redis.call('HSET', KEYS[1], 'state', 'committed')
 redis.call('EXPIRE', KEYS[1], ARGV[3])

@@ -1,8 +1,8 @@
 -- Publish the part of a chunk that lies in one shard: one block of sequences, one run per catalog.
 --
 -- KEYS  1 seq  2 pending  3 opened  4 catalogs  5 inflight  6 aborted, then for each catalog: delta, snap
--- ARGV  1 txn id  2 block `partition.chunk`  3 segment, then for each catalog: name, first row, count,
---       expected version (ts_seq, or '' for any)
+-- ARGV  1 txn id  2 block `partition.chunk`  3 segment  4 MessagePack of four lists: the catalogs' names, first rows,
+--       counts, and expected versions (ts_seq, or '' for any; an empty list if all are)
 -- Reply {`published`, first sequence of each catalog…}, {`conflict`, catalog, its version},
 --       or {`aborted`} when the transaction is not in flight
 --
@@ -12,8 +12,10 @@
 --@include log
 
 local shard = { pending = KEYS[2], opened = KEYS[3], inflight = KEYS[5], aborted = KEYS[6] }
-local txn, segment = ARGV[1], ARGV[3]
+local txn = ARGV[1]
 local marker = 'txn|' .. txn .. '|' .. ARGV[2]
+-- One call for so many keys or members: what Lua's stack has room for.
+local TOGETHER = 1000
 
 if redis.call('SISMEMBER', KEYS[5], txn) == 0 then
   return { 'aborted' }
@@ -39,13 +41,28 @@ local function version_of(delta_key, snap_key)
   return snapshot and stop_of(snapshot) or '0_0'
 end
 
-local catalogs = {}
-for i = 4, #ARGV, 4 do
-  local at = 7 + (i - 4) / 2
-  table.insert(catalogs, {
-    name = ARGV[i], row = ARGV[i + 1], count = tonumber(ARGV[i + 2]), expected = ARGV[i + 3],
-    delta = KEYS[at], snap = KEYS[at + 1],
-  })
+local names, rows, counts, expected = unpack(cmsgpack.unpack(ARGV[4]))
+
+-- Whether a member of the catalogs' own sets is above (ts, seq). Where no set is there, none is asked.
+local function passed(ts, seq)
+  local above = '(' .. score_of(ts, seq)
+  for kind = 1, 2 do
+    local sets = {}
+    for i = 1, #names do
+      sets[i] = KEYS[4 + kind + 2 * i]
+    end
+    for from = 1, #sets, TOGETHER do
+      local to = math.min(from + TOGETHER - 1, #sets)
+      if redis.call('EXISTS', unpack(sets, from, to)) > 0 then
+        for i = from, to do
+          if redis.call('ZCOUNT', sets[i], above, '+inf') > 0 then
+            return true
+          end
+        end
+      end
+    end
+  end
+  return false
 end
 
 local known = redis.call('ZSCORE', KEYS[2], marker)
@@ -54,18 +71,23 @@ if known then
   ts, seq = of_score(known)
   seq = seq - 1
 else
-  local sets = { KEYS[2], KEYS[4] }
-  for _, catalog in ipairs(catalogs) do
-    if catalog.expected ~= '' then
-      local version = version_of(catalog.delta, catalog.snap)
-      if version ~= catalog.expected then
-        return { 'conflict', catalog.name, version or 'open' }
+  for i, version in ipairs(expected) do
+    if version ~= '' then
+      local found = version_of(KEYS[5 + 2 * i], KEYS[6 + 2 * i])
+      if found ~= version then
+        return { 'conflict', names[i], found or 'open' }
       end
     end
-    table.insert(sets, catalog.delta)
-    table.insert(sets, catalog.snap)
   end
+  local sets = { KEYS[2], KEYS[4] }
   ts, seq = allocator(KEYS[1], sets)
+  -- Seldom: the registry knows the last commit of every catalog, so a key was lost if one is ahead of it.
+  if passed(ts, seq) then
+    for i = 7, #KEYS do
+      table.insert(sets, KEYS[i])
+    end
+    ts, seq = allocator(KEYS[1], sets)
+  end
 end
 
 -- Blocks of decided transactions leave the shard's open writes as new ones come in.
@@ -78,18 +100,24 @@ end
 
 local reply = { 'published' }
 local first_score
-for _, catalog in ipairs(catalogs) do
-  ts, seq = following(ts, seq, catalog.count)
+local registry = {}
+local segment = ARGV[3]
+for i = 1, #names do
+  local count = counts[i]
+  ts, seq = following(ts, seq, count)
   local first = text_of(ts, seq)
-  table.insert(reply, first)
+  reply[i + 1] = first
   first_score = first_score or score_of(ts, seq)
-  seq = seq + catalog.count - 1
+  seq = seq + count - 1
   if not known then
     local score = score_of(ts, seq)
-    local run = string.format('run|%s|%d|%s:%s', first, catalog.count, segment, catalog.row)
-    redis.call('ZADD', catalog.delta, score, run)
-    redis.call('ZADD', KEYS[4], 'GT', score, catalog.name)
+    redis.call('ZADD', KEYS[5 + 2 * i], score, 'run|' .. first .. '|' .. count .. '|' .. segment .. ':' .. rows[i])
+    registry[2 * i - 1] = score
+    registry[2 * i] = names[i]
   end
+end
+for from = 1, #registry, TOGETHER do
+  redis.call('ZADD', KEYS[4], 'GT', unpack(registry, from, math.min(from + TOGETHER - 1, #registry)))
 end
 if not known then
   local _, micros = now()

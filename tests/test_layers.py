@@ -17,7 +17,7 @@ PACKAGE = ROOT / "lake_spark"
 LUA = ROOT / "lua"
 
 # From the bottom up. Parts of one line may use those of the lines before it, and themselves.
-VALUES = {"errors", "model", "names", "options", "trace"}
+VALUES = {"errors", "model", "names", "options", "tally", "trace"}
 PARTS = {"index", "storage", "segment", "merge", "cache"}
 OPERATIONS = {"client", "log", "embedded"}
 SURFACES = {"spark", "cli"}

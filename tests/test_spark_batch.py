@@ -37,7 +37,7 @@ DELTAS = (
     "catalog string, ts_seq string, committed_at timestamp, merge_type string, path string, body string, "
     "size bigint, source string"
 )
-CATALOGS = "catalog string, version string, updated_at timestamp"
+CATALOGS = "catalog string, version string, updated_at timestamp, deltas bigint, snapshots bigint, meta string"
 NAMES = ("catalog", "body", "path", "merge_type", "meta")
 
 
@@ -550,7 +550,7 @@ def test_what_is_wrong_is_said_before_a_task_runs(lake: Lake, job: Job) -> None:
     fails = job.fails_in_planning
     fails(lambda: spark.read.format("lake").load("a").collect(), "url", "LAKE_URL")
     fails(lambda: rows.write.format("lake").mode("append").save(), "url", "LAKE_URL")
-    fails(lambda: job.rows(view="dokuments"), "view", "documents, deltas, catalogs", "dokuments")
+    fails(lambda: job.rows(view="dokuments"), "view", "documents, deltas, snapshots", "dokuments")
     fails(lambda: job.rows(pending="perhaps"), "pending", "perhaps")
     fails(lambda: job.rows(numPartitions="many"), "num", "many")
     fails(lambda: job.save(rows.drop("catalog")), "catalog")

@@ -14,7 +14,7 @@ from lake_spark.errors import InvalidCatalog, PendingError
 from lake_spark.index import TransactionIndex
 from lake_spark.names import shard_of
 from lake_spark.options import BatchOptions
-from lake_spark.spark.planning import Selection, plan, take_cut
+from lake_spark.spark.planning import Selection, names_of, names_of_all, plan, take_cut
 from lake_spark.spark.reading import VIEWS, read_tasks
 
 
@@ -139,3 +139,13 @@ def test_a_job_whose_driver_died_is_given_up(filled: Lake) -> None:
     txn.intend()
     list(publish(session, txn, blocks))
     assert documents(filled, path="c1") == {"c1": '{"n":1}'}
+
+
+def test_shards_scanned_together_give_each_task_its_names_in_order(lake: Lake) -> None:
+    lake.write_many([(f"user-{n}", {"n": n}) for n in range(600)] + [(f"other-{n}", {"n": n}) for n in range(50)])
+    index = lake._session.index
+    for given in ({}, {"path": "user-1*"}, {"shards": "00-1f", "num_partitions": 300}, {"catalogs": "user-1,user-2"}):
+        tasks = [task for part in plan(index, BatchOptions(**given)) for task in part]
+        expected = [name for task in tasks for name in names_of(index, task)]
+        assert list(names_of_all(index, tasks)) == expected
+        assert len(expected) == len(set(expected)) > 0

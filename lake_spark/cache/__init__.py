@@ -9,6 +9,7 @@ from lake_spark.cache.memory import MemoryCache
 from lake_spark.cache.redis import RedisCache
 from lake_spark.cache.single_flight import SingleFlight
 from lake_spark.cache.stats import CacheStats
+from lake_spark.tally import count
 
 __all__ = ["Cache", "CacheStats", "LoadingCache", "MemoryCache", "RedisCache", "SingleFlight"]
 
@@ -40,7 +41,9 @@ class LoadingCache(Generic[V]):
         """The cached value, or what `fn` returns. `size` says how many bytes a value takes that is not bytes."""
         value = self.cache.get(key)
         if value is not None:
+            count(cache_hits=1)
             return value
+        count(cache_misses=1)
 
         def fill() -> V:
             # Another reader's load may have ended since we looked.

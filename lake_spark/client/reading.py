@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from lake_spark.client.segments import segment_reader
 from lake_spark.client.session import Session
 from lake_spark.errors import CatalogNotFound, CorruptObject, LakeError, MergeError, ObjectExists, ObjectMissing
 from lake_spark.index import SnapshotClaim, abort_if_expired, digest_of
 from lake_spark.merge import Fold
 from lake_spark.model import ZERO, Delta, Listing, Run, Snapshot, TsSeq
-from lake_spark.names import delta_key, segment_key, snapshot_key
-from lake_spark.segment import SegmentReader, SegmentRow
+from lake_spark.names import delta_key, snapshot_key
+from lake_spark.tally import count
 from lake_spark.trace import span
 
 log = logging.getLogger("lake_spark")
@@ -60,7 +61,9 @@ def settled(session: Session, listing: Listing, pending: str) -> Listing:
         deadline = time.monotonic() + session.options.pending_wait
         pause = _FIRST_PAUSE
         while listing.has_pending and time.monotonic() < deadline:
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(pause, max(0.0, deadline - time.monotonic()))
+            time.sleep(pause)
+            count(waits=pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             listing = _again(session, listing)
     if listing.error:
@@ -91,29 +94,35 @@ def read(session: Session, listing: Listing, pending: str) -> Document:
     raise CorruptObject(f"catalog {listing.catalog!r} cannot be read, the index names what is not stored: {missing}")
 
 
-def merge(session: Session, listing: Listing, rows: Rows | None = None) -> Document:
-    """The fold of the listing's snapshot and entries, from the last Replace of the whole document on.
-
-    `rows` are those of runs that were read before, together with the runs of other catalogs.
-    """
-    entries = listing.entries
-    start = next((n for n in range(len(entries) - 1, -1, -1) if _replaces(entries[n])), None)
+def merge(session: Session, listing: Listing) -> Document:
+    """The fold of the listing's snapshot and entries, from the last Replace of the whole document on."""
+    snapshot, entries = needed(listing)
     base = None
-    if start is None and listing.snapshot:
-        with span("LoadSnapshot", stop=listing.snapshot.stop):
-            base = load_snapshot(session, listing.catalog, listing.snapshot)
+    if snapshot:
+        with span("LoadSnapshot", stop=snapshot.stop):
+            base = load_snapshot(session, listing.catalog, snapshot)
     fold = Fold(base)
     replayed = replayed_bytes = 0
     try:
         with span("LoadDeltas") as step:
-            for ts_seq, merge_type, path, body in deltas(session, listing.catalog, entries[start or 0 :], rows):
+            for ts_seq, merge_type, path, body in deltas(session, listing.catalog, entries):
                 fold.apply(merge_type, path, body, ts_seq)
                 replayed += 1
                 replayed_bytes += len(body)
             step.set(deltas=replayed, bytes=replayed_bytes)
     except MergeError as error:
-        raise _unmergeable(listing.catalog, error) from None
+        raise unmergeable(listing.catalog, error) from None
     return Document(listing, fold, replayed, replayed_bytes)
+
+
+def needed(listing: Listing) -> tuple[Snapshot | None, Sequence[Delta | Run]]:
+    """What the document is merged of: from the last Replace of the whole document on, if one is known."""
+    entries = listing.entries
+    for place in range(len(entries) - 1, -1, -1):
+        entry = entries[place]
+        if isinstance(entry, Delta) and entry.is_root_replace:
+            return None, entries[place:]
+    return listing.snapshot, entries
 
 
 def dump(document: Document) -> bytes:
@@ -122,84 +131,42 @@ def dump(document: Document) -> bytes:
         with span("Merge"):
             return document.fold.dump()
     except MergeError as error:
-        raise _unmergeable(document.listing.catalog, error) from None
+        raise unmergeable(document.listing.catalog, error) from None
 
 
-def _unmergeable(catalog: str, error: MergeError) -> MergeError:
+def unmergeable(catalog: str, error: MergeError) -> MergeError:
+    """The error of a fold, for those who know the catalog only by its name."""
     return MergeError(f"catalog {catalog!r} cannot be merged at {error}; remove_delta takes a delta out of the log")
 
 
-def _replaces(entry: Delta | Run) -> bool:
-    return isinstance(entry, Delta) and entry.is_root_replace
+Body = tuple[TsSeq, int, str, bytes]
 
 
-_Body = tuple[TsSeq, int, str, bytes]
-Rows = Mapping[Run, Sequence[SegmentRow]]
-
-
-def deltas(session: Session, catalog: str, entries: Sequence[Delta | Run], rows: Rows | None = None) -> Iterator[_Body]:
+def deltas(session: Session, catalog: str, entries: Sequence[Delta | Run]) -> Iterator[Body]:
     """Type, path and body of every delta, in order, a window of them in memory."""
     rest = iter(entries)
     while window := list(islice(rest, _WINDOW)):
-        singles = iter(session.each(partial(_load, session, catalog), [e for e in window if isinstance(e, Delta)]))
+        singles = iter(session.each(partial(load_delta, session, catalog), [e for e in window if isinstance(e, Delta)]))
         for entry in window:
             if isinstance(entry, Run):
-                yield from _rows(session, catalog, entry, rows or {})
+                yield from _rows(session, catalog, entry)
             else:
-                yield next(singles)
+                yield entry.ts_seq, entry.known_type, entry.known_path, next(singles)
 
 
-def _load(session: Session, catalog: str, delta: Delta) -> _Body:
-    assert delta.merge_type is not None
-    assert delta.path is not None
-    key = delta_key(catalog, delta.ts_seq, delta.merge_type)
-    body = session.deltas.load(key, lambda: session.codec.decode(key, session.storage.get(key)))
-    return delta.ts_seq, delta.merge_type, delta.path, body
+def load_delta(session: Session, catalog: str, delta: Delta) -> bytes:
+    """The body of a delta that is an object."""
+    key = delta_key(catalog, delta.ts_seq, delta.known_type)
+    return session.deltas.load(key, lambda: session.codec.decode(key, session.storage.get(key)))
 
 
-def _rows(session: Session, catalog: str, run: Run, known: Rows) -> Iterator[_Body]:
-    seconds, seq = run.first
-    parts: Iterable[Sequence[SegmentRow]] = (known[run],) if run in known else _parts(session, catalog, run)
-    for part in parts:
-        for row in part:
-            yield TsSeq(seconds, seq), row.merge_type, row.path, row.body
-            seq += 1
-
-
-def _parts(session: Session, catalog: str, run: Run) -> Iterator[Sequence[SegmentRow]]:
+def _rows(session: Session, catalog: str, run: Run) -> Iterator[Body]:
     spans = [(run.row + at, min(_ROWS, run.count - at), catalog) for at in range(0, run.count, _ROWS)]
-    return segment_reader(session, run.segment).read_many(spans)
-
-
-def rows_of(session: Session, listings: Iterable[Listing]) -> dict[Run, Sequence[SegmentRow]]:
-    """The rows of every run of these listings, with each row group of each segment read once."""
-    wanted: dict[str, list[tuple[Run, str]]] = {}
-    for listing in listings:
-        for entry in listing.entries:
-            if isinstance(entry, Run):
-                wanted.setdefault(entry.segment, []).append((entry, listing.catalog))
-    found: dict[Run, Sequence[SegmentRow]] = {}
-    for segment, runs in wanted.items():
-        runs.sort(key=lambda each: each[0].row)
-        spans = [(run.row, run.count, catalog) for run, catalog in runs]
-        for (run, _), rows in zip(runs, segment_reader(session, segment).read_many(spans), strict=True):
-            found[run] = rows
-    return found
-
-
-def segment_reader(session: Session, name: str) -> SegmentReader:
-    """A reader of one segment; what it fetches stays in the delta cache."""
-    key = segment_key(name)
-
-    def fetch(start: int, length: int | None) -> bytes:
-        return session.deltas.load(
-            f"{key}@{start}+{length}", lambda: session.storage.get(key, start=start, length=length)
-        )
-
-    def unseal(row: int, body: bytes) -> bytes:
-        return session.codec.decode(f"{key}#{row}", body)
-
-    return SegmentReader(fetch, name, unseal=unseal if session.codec.encrypts else None)
+    place = 0
+    for part in segment_reader(session, run.segment).read_many(spans):
+        for row in part:
+            yield run.sequence(place), row.merge_type, row.path, row.body
+            place += 1
 
 
 def load_snapshot(session: Session, catalog: str, snapshot: Snapshot) -> bytes:
@@ -210,22 +177,28 @@ def load_snapshot(session: Session, catalog: str, snapshot: Snapshot) -> bytes:
     return session.codec.decode(key, session.snapshots.load(key, lambda: session.storage.get(key)))
 
 
-def wants_snapshot(session: Session, document: Document, size: int) -> bool:
-    """Whether the next reader would thank us for a snapshot."""
-    if session.options.snapshot == "never" or not document.listing.entries or document.listing.as_of:
+def wants_snapshot(session: Session, listing: Listing, replayed: int, replayed_bytes: int, size: int) -> bool:
+    """Whether the next reader would thank us for a snapshot of this many bytes."""
+    if session.options.snapshot == "never" or not listing.entries:
         return False
     if session.options.snapshot == "always":
         return True
     # A snapshot of a document that is one delta would be that delta again.
-    lone = document.replayed == 1 and document.listing.snapshot is None
-    return document.replayed >= _AUTO_DELTAS or (document.replayed_bytes > size / 4 and not lone)
+    lone = replayed == 1 and listing.snapshot is None
+    return replayed >= _AUTO_DELTAS or (replayed_bytes > size / 4 and not lone)
+
+
+def snapshot_of(listing: Listing, *, segment: str | None = None, row: int = 0) -> tuple[Snapshot, str]:
+    """The snapshot of what was read (an object of its own, or a row), and the digest of the log that it merges."""
+    before = listing.snapshot
+    digest = digest_of(before, listing.members)
+    start = before.stop if before else ZERO
+    return Snapshot(start, listing.version, "" if segment else digest, segment, row), digest
 
 
 def save_snapshot(session: Session, listing: Listing, body: bytes) -> str:
     """Store and register a snapshot of what was read; `lua/snapshot.lua` says what the reply means."""
-    before = listing.snapshot
-    digest = digest_of(before, listing.members)
-    snapshot = Snapshot(before.stop if before else ZERO, listing.version, digest)
+    snapshot, digest = snapshot_of(listing)
     key = snapshot_key(listing.catalog, snapshot)
     data = session.codec.encode(key, body)
     # Another reader of the same log may be faster: the digest says that it is the same document.
@@ -250,5 +223,8 @@ def save_snapshot_later(session: Session, document: Document, body: bytes) -> No
         except LakeError as error:
             log.warning("a snapshot of %r was not saved: %s", document.listing.catalog, error)
 
-    if wants_snapshot(session, document, len(body)):
+    listing = document.listing
+    if listing.as_of is None and wants_snapshot(
+        session, listing, document.replayed, document.replayed_bytes, len(body)
+    ):
         session.later(work)

@@ -15,6 +15,7 @@ from lake_spark.client.settings import Config, storage_of
 from lake_spark.index import Connection, Index, read_setting
 from lake_spark.names import Keys
 from lake_spark.options import Options
+from lake_spark.segment import SegmentMetadata
 from lake_spark.storage import Codec, MemoryStorage, Storage
 
 T = TypeVar("T")
@@ -22,6 +23,9 @@ R = TypeVar("R")
 
 # Reads go on when snapshots cannot keep up; the next read of the same catalog makes its own.
 _MOST_BACKGROUND_TASKS = 64
+
+# A segment never changes: its footer is parsed once.
+_FOOTER_BYTES, _FOOTER_SECONDS = 32 << 20, 600.0
 
 _memory: dict[tuple[int, str], MemoryStorage] = {}
 
@@ -66,6 +70,7 @@ class Session:
         self.deltas: LoadingCache[bytes] = LoadingCache(
             MemoryCache(options.delta_cache_bytes, options.delta_cache_ttl, sliding=False)
         )
+        self.footers: MemoryCache[SegmentMetadata] = MemoryCache(_FOOTER_BYTES, _FOOTER_SECONDS)
         self._tasks: set[Future[None]] = set()
         self._lock = threading.Lock()
 

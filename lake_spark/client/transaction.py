@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lake_spark.client.segments import store_segment
 from lake_spark.client.session import Session
 from lake_spark.client.writing import Change, Fields
-from lake_spark.errors import IndexFailure, ObjectExists, OutcomeUnknown
+from lake_spark.errors import IndexFailure, OutcomeUnknown
 from lake_spark.index import Block, CatalogRun, TransactionIndex
 from lake_spark.merge import dumps
 from lake_spark.model import MAX_SEQ, ZERO, TsSeq
-from lake_spark.names import segment_key, segment_name
-from lake_spark.segment import Segment, write_segment
+from lake_spark.names import SHARDS, segment_name
+from lake_spark.segment import Segment
 from lake_spark.trace import span
+
+T = TypeVar("T")
 
 # Blocks that are published in one round trip.
 _BLOCKS = 64
@@ -74,8 +80,7 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
 
 def chunks(session: Session, changes: Iterable[Change]) -> Iterator[list[Change]]:
     """The changes in lists, each enough for a segment."""
-    # A run lies within one second, so a chunk has no more rows than a second has sequences.
-    most_rows, most_bytes = min(session.options.segment_rows, MAX_SEQ), session.options.segment_bytes
+    most_rows, most_bytes = chunk_size(session)
     chunk: list[Change] = []
     size = 0
     for change in changes:
@@ -88,43 +93,112 @@ def chunks(session: Session, changes: Iterable[Change]) -> Iterator[list[Change]
         yield chunk
 
 
+def chunk_size(session: Session) -> tuple[int, int]:
+    """Rows and bytes of bodies after which a segment is full."""
+    # A run lies within one second, so a chunk has no more rows than a second has sequences.
+    return min(session.options.segment_rows, MAX_SEQ), session.options.segment_bytes
+
+
+def columns_of(changes: Iterable[Change]) -> pa.Table:
+    """The changes as the columns of a segment, without those that have only meta."""
+    rows = [change for change in changes if not change.only_meta]
+    columns = {
+        "catalog": pa.array([change.catalog for change in rows], pa.string()),
+        "merge_type": pa.array([int(change.merge_type) for change in rows], pa.int8()),
+        "path": pa.array([change.path for change in rows], pa.string()),
+        "body": pa.array([change.body for change in rows], pa.binary()).cast(pa.string()),
+        "meta": pa.array([meta_text(change.meta) for change in rows], pa.string()),
+    }
+    return pa.table(columns)
+
+
 def stage(
     session: Session, txn: TransactionIndex, partition: int, number: int, changes: Iterable[Change]
 ) -> list[Block]:
     """Write the changes as a segment, upload it, register it with the transaction; its blocks, shard by shard."""
-    name = segment_name(txn.txn, partition, number)
-    rows = [change for change in changes if not change.only_meta]
-    if not rows:
+    rows = columns_of(changes)
+    if not rows.num_rows:
         return []
-    columns: dict[str, list[Any]] = {
-        "catalog": [change.catalog for change in rows],
-        "merge_type": [int(change.merge_type) for change in rows],
-        "path": [change.path for change in rows],
-        "body": [change.body for change in rows],
-        "meta": [_meta_text(change.meta) for change in rows],
-    }
-    seal = partial(_seal, session, segment_key(name)) if session.codec.encrypts else None
-    segment = write_segment(name, columns, compression=session.options.segment_compression, seal=seal)
-    with span("StageSegment", segment=name, rows=len(rows), size=len(segment.data)):
-        _upload(session, segment)
+    segment = stage_rows(session, txn, partition, number, rows)
+    return list(blocks_of(segment.name, segment.index))
+
+
+def stage_rows(session: Session, txn: TransactionIndex, partition: int, number: int, rows: pa.Table) -> Segment:
+    """The same for rows that are a segment's columns already; the segment, to make blocks of."""
+    name = segment_name(txn.txn, partition, number)
+    with span("StageSegment", segment=name, rows=rows.num_rows) as step:
+        segment = store_segment(session, name, rows)
+        step.set(size=len(segment.data))
         txn.stage({name: f"{segment.rows} rows, {len(segment.data)} bytes"})
-    return [
-        Block(shard, name, [CatalogRun(each.catalog, each.row, each.count) for each in spans])
-        for shard, spans in groupby(segment.spans(), key=lambda each: each.shard)
-    ]
+    return segment
+
+
+def blocks_of(name: str, index: pa.Table) -> Iterator[Block]:
+    """The blocks of a segment, from its index; the versions that its catalogs must be at are the column `expected`."""
+    catalogs, rows, counts = (index[column].to_pylist() for column in ("catalog", "row", "count"))
+    expected: list[TsSeq | None] = [None] * len(catalogs)
+    if "expected" in index.column_names:
+        expected = [None if text is None else TsSeq.parse(text) for text in index["expected"].to_pylist()]
+    runs = list(map(CatalogRun._make, zip(catalogs, rows, counts, expected, strict=True)))
+    start = 0
+    shards: list[Any] = index["shard"].to_pylist()
+    for shard, size in Counter(shards).items():
+        yield Block(shard, name, runs[start : start + size])
+        start += size
 
 
 def publish(session: Session, txn: TransactionIndex, blocks: Sequence[Block]) -> Iterator[tuple[Block, list[TsSeq]]]:
     """Publish the blocks of a transaction that is intended; each with the first TsSeq of each of its catalogs."""
+    for part, published in _publish(session, txn, blocks, txn.publish):
+        yield from zip(part, published, strict=True)
+
+
+def publish_all(session: Session, txn: TransactionIndex, indexes: Sequence[tuple[str, bytes]]) -> None:
+    """Publish staged segments, given by name and packed index, whose TsSeqs nobody asks for.
+
+    Two halves of the shards at a time, so that Redis works on one while the calls of the other are made. Within a
+    shard the segments keep their order, and so do the rows of a catalog.
+    """
+
+    def publish_half(lower: bool) -> None:
+        blocks = (
+            block for name, packed in indexes for block in blocks_of(name, _half(unpack_index(packed), lower=lower))
+        )
+        for _ in _publish(session, txn, blocks, txn.publish_quickly):
+            pass
+
+    session.each(publish_half, (True, False))
+
+
+def _half(index: pa.Table, *, lower: bool) -> pa.Table:
+    below = pc.less(index["shard"], pa.scalar(SHARDS[len(SHARDS) // 2]))
+    return index.filter(below if lower else pc.invert(below))
+
+
+def _publish(
+    session: Session, txn: TransactionIndex, blocks: Iterable[Block], publish_part: Callable[[Sequence[Block]], list[T]]
+) -> Iterator[tuple[Sequence[Block], list[T]]]:
     renewed = time.monotonic()
-    for start in range(0, len(blocks), _BLOCKS):
+    todo = iter(blocks)
+    while part := list(islice(todo, _BLOCKS)):
         if time.monotonic() - renewed > session.options.lease / 3:
             txn.intend()
             renewed = time.monotonic()
-        part = blocks[start : start + _BLOCKS]
         with span("Publish", blocks=len(part)):
-            published = txn.publish(part)
-        yield from zip(part, published, strict=True)
+            published = publish_part(part)
+        yield part, published
+
+
+def pack_index(index: pa.Table) -> bytes:
+    """A segment's index as bytes: what a task tells the driver of it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, index.schema) as writer:
+        writer.write_table(index)
+    return sink.getvalue().to_pybytes()
+
+
+def unpack_index(packed: bytes) -> pa.Table:
+    return pa.ipc.open_stream(packed).read_all()
 
 
 def merge_meta(session: Session, meta: Mapping[str, Fields]) -> None:
@@ -138,22 +212,9 @@ def merge_meta(session: Session, meta: Mapping[str, Fields]) -> None:
         ) from None
 
 
-def _seal(session: Session, key: str, row: int, body: bytes) -> bytes:
-    return session.codec.encode(f"{key}#{row}", body)
-
-
-def _meta_text(meta: Fields) -> str | None:
+def meta_text(meta: Fields) -> str | None:
+    """Checked meta as one JSON object, as a segment keeps it."""
     if not meta:
         return None
     parts = (dumps(name) + b":" + (value or b"null") for name, value in meta.items())
     return (b"{" + b",".join(parts) + b"}").decode()
-
-
-def _upload(session: Session, segment: Segment) -> None:
-    key = segment_key(segment.name)
-    try:
-        session.storage.put(key, segment.data, if_absent=True)
-    except ObjectExists:
-        # The name is this transaction's: only a put that was made again finds its own bytes.
-        if session.storage.get(key) != segment.data:
-            raise

@@ -29,6 +29,7 @@ from redis.retry import Retry
 
 from lake_spark.errors import ConfigError, IndexDenied, IndexFailure, IndexUnavailable
 from lake_spark.index.scripts import Script
+from lake_spark.tally import count
 
 T = TypeVar("T")
 Argument = str | bytes | int
@@ -171,6 +172,7 @@ class Connection:
         pause = _FIRST_PAUSE
         lost = False
         for left in range(self.retries if retried else 0, -1, -1):
+            count(redis_calls=1)
             try:
                 return attempt()
             except RedisError as error:
@@ -181,6 +183,7 @@ class Connection:
                     failure = self._named(error)
                     failure.may_have_run = lost
                     raise failure from None
+            count(retries=1)
             # Full jitter: writers that failed together do not come back together.
             time.sleep(random.uniform(0, pause))
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -151,13 +151,15 @@ class Index:
         catalogs: Iterable[str],
         *,
         strict_pending: bool = False,
-        as_of: TsSeq | None = None,
+        cuts: Mapping[str, TsSeq] | None = None,
         whole_log: bool = False,
     ) -> Iterator[Listing]:
         """A view of each catalog (each atomic by itself), shard by shard, in one round trip.
 
-        With `whole_log` the entries are all that the log still has, not only those after the snapshot.
+        With `cuts` each is as of its shard's cut. With `whole_log` the entries are all that the log still has, not
+        only those after the snapshot.
         """
+        as_of = (cuts or {}).get
         by_shard: dict[str, list[str]] = {}
         for catalog in catalogs:
             by_shard.setdefault(shard_of(catalog), []).append(catalog)
@@ -166,22 +168,23 @@ class Index:
             for shard, names in by_shard.items()
             for start in range(0, len(names), LIST_BATCH)
         ]
-        calls: list[Call] = [self._list_call(shard, names, as_of, whole_log) for shard, names in batches]
-        for (_, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
+        calls: list[Call] = [self._list_call(shard, names, as_of(shard), whole_log) for shard, names in batches]
+        for (shard, names), replies in zip(batches, self.connection.run_many(scripts.LIST, calls), strict=True):
             for catalog, reply in zip(names, replies, strict=True):
-                yield listing_of(catalog, reply, strict_pending=strict_pending, as_of=as_of)
+                yield listing_of(catalog, reply, strict_pending=strict_pending, as_of=as_of(shard))
 
     def _list_call(self, shard: str, catalogs: Sequence[str], as_of: TsSeq | None, whole_log: bool = False) -> Call:
         keys = self.keys
-        # Where no snapshot is known, the view begins at the beginning.
-        snap = (lambda _: keys.nothing) if whole_log else keys.snap
+        logs = keys.logs(catalogs)
+        if whole_log:
+            # Where no snapshot is known, the view begins at the beginning.
+            logs[1::2] = [keys.nothing] * len(catalogs)
         return (
             [
                 *(keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.floor(shard)),
-                *(keys.inflight, keys.aborted),
-                *(key for catalog in catalogs for key in (keys.delta(catalog), snap(catalog))),
+                *(keys.inflight, keys.aborted, *logs),
             ],
-            [self._timeout, as_of.score if as_of else "+inf", *(b64(catalog) for catalog in catalogs)],
+            [self._timeout, as_of.score if as_of else "+inf"],
         )
 
     def catalogs(self, prefix: str = "", shards: Sequence[str] = SHARDS) -> Iterator[str]:

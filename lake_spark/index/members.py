@@ -5,36 +5,43 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 from lake_spark.errors import CorruptObject, InvalidInput
-from lake_spark.model import MAX_SEQ, ZERO, Delta, MergeType, Run, Snapshot, TsSeq
+from lake_spark.model import MAX_SECONDS, MAX_SEQ, ZERO, Delta, MergeType, Run, Snapshot, TsSeq
 from lake_spark.names import check_field_path
 
-_SEGMENT_ROW = re.compile(r"([0-9a-z]+\.[0-9]+\.[0-9]+):([0-9]+)", re.ASCII)
-_COUNT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
-_DIGEST = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_SEGMENT_ROW = r"([0-9a-z]+\.[0-9]+\.[0-9]+):([0-9]+)"
+_TS_SEQ = r"([1-9][0-9]{0,10})_([1-9][0-9]{0,5})"
+_RUN = re.compile(rf"run\|{_TS_SEQ}\|([1-9][0-9]{{0,5}})\|{_SEGMENT_ROW}", re.ASCII)
+_DELTA = re.compile(rf"delta\|([123])\|([^|]+)\|{_TS_SEQ}", re.ASCII)
+_SNAPSHOT = re.compile(
+    rf"snap\|(?:0_0|{_TS_SEQ})\|(?:0_0|{_TS_SEQ})(?:\|(?:([0-9a-f]{{16}})|{_SEGMENT_ROW}))?", re.ASCII
+)
+_MERGE_TYPES = {str(int(kind)): kind for kind in MergeType}
 
 
 def parse_entry(member: bytes) -> Delta | Run:
     """A `delta|…` or `run|…` member."""
-    fields = _fields(member)
+    text = member.decode(errors="replace")
     try:
-        if fields[0] == "delta":
-            _, merge_type, path, ts_seq = fields
-            if merge_type not in ("1", "2", "3"):
-                raise ValueError(f"merge type {merge_type}")
-            return Delta(_written(ts_seq), MergeType(int(merge_type)), check_field_path(path))
-        _, first, count, place = fields
-        match = _SEGMENT_ROW.fullmatch(place)
-        if fields[0] != "run" or match is None or not _COUNT.fullmatch(count):
-            raise ValueError("neither a delta nor a run")
-        run = Run(_written(first), int(count), match[1], int(match[2]))
-        if run.last.seq > MAX_SEQ:
-            raise ValueError("a run ends in the second in which it starts")
-        return run
+        if found := _RUN.fullmatch(text):
+            seconds, seq, count, segment, row = found.groups()
+            run = Run(_in_range(int(seconds), int(seq)), int(count), segment, int(row))
+            if run.first.seq + run.count - 1 > MAX_SEQ:
+                raise ValueError("a run ends in the second in which it starts")
+            return run
+        if found := _DELTA.fullmatch(text):
+            kind, path, seconds, seq = found.groups()
+            return Delta(_in_range(int(seconds), int(seq)), _MERGE_TYPES[kind], check_field_path(path))
+        raise ValueError("neither a delta nor a run")
     except (ValueError, InvalidInput) as error:
         raise _corrupt(member, error) from None
+
+
+def _in_range(seconds: int, seq: int) -> TsSeq:
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"second {seconds} is out of range")
+    return TsSeq(seconds, seq)
 
 
 def parse_pending(member: bytes) -> TsSeq:
@@ -50,26 +57,19 @@ def parse_pending(member: bytes) -> TsSeq:
         raise _corrupt(member, error) from None
 
 
-@lru_cache(4096)
 def parse_snapshot(member: bytes) -> Snapshot:
     """A `snap|…` member: with a digest, with a segment's row, or with neither as in Lake V2."""
-    fields = _fields(member)
     try:
-        kind, start, stop, *rest = fields
-        if kind != "snap" or len(rest) > 1:
+        found = _SNAPSHOT.fullmatch(member.decode(errors="replace"))
+        if found is None:
             raise ValueError("not a snapshot")
-        span = TsSeq.parse(start), TsSeq.parse(stop)
-        if span[0] > span[1]:
+        start_seconds, start_seq, stop_seconds, stop_seq, digest, segment, row = found.groups()
+        start = _in_range(int(start_seconds), int(start_seq)) if start_seconds else ZERO
+        stop = _in_range(int(stop_seconds), int(stop_seq)) if stop_seconds else ZERO
+        if start > stop:
             raise ValueError("it stops before it starts")
-        if not rest:
-            return Snapshot(*span)
-        match = _SEGMENT_ROW.fullmatch(rest[0])
-        if match:
-            return Snapshot(*span, segment=match[1], row=int(match[2]))
-        if not _DIGEST.fullmatch(rest[0]):
-            raise ValueError("neither a digest nor a row of a segment")
-        return Snapshot(*span, digest=rest[0])
-    except (ValueError, InvalidInput) as error:
+        return Snapshot(start, stop, digest or "", segment, int(row or 0))
+    except ValueError as error:
         raise _corrupt(member, error) from None
 
 

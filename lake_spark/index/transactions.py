@@ -5,6 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from lake_spark.errors import ConflictError, IndexFailure, OutcomeUnknown, TransactionAborted
 from lake_spark.index import scripts
@@ -16,14 +19,15 @@ from lake_spark.names import new_txn
 # How long Redis remembers a transaction after its last sign of life: vacuum tells the segments of lost attempts by it.
 REMEMBERED = 7 * 24 * 3600
 
+_pack = msgspec.msgpack.Encoder().encode
 
-@dataclass(frozen=True, slots=True)
-class CatalogRun:
+
+class CatalogRun(NamedTuple):
     """A catalog's rows in a segment, and the version that they expect the catalog to be at (None: any)."""
 
     catalog: str
     row: int
-    count: int
+    count: int  # type: ignore[assignment]  # the field, in place of tuple's method
     expected: TsSeq | None = None
 
 
@@ -48,11 +52,16 @@ class TransactionIndex:
     lease: float
     app_id: str = ""
     version: int | None = None
+    passing: bool = False
     staging_lease: float = 24 * 3600.0
 
     @classmethod
-    def begin(cls, index: Index, lease: float, app_id: str = "", version: int | None = None) -> TransactionIndex:
+    def begin(
+        cls, index: Index, lease: float, app_id: str = "", version: int | None = None, *, passing: bool = False
+    ) -> TransactionIndex:
         """A new transaction: its id is claimed, its lease runs.
+
+        With `passing`, Redis forgets the application's version after as long as it remembers transactions.
 
         Transactions in flight whose writer is gone are given up on the way: one that published nothing yet
         is met by no reader.
@@ -60,7 +69,7 @@ class TransactionIndex:
         for other in index.inflight():
             abort_if_expired(index, other)
         while True:
-            txn = cls(index, new_txn(), lease, app_id, version)
+            txn = cls(index, new_txn(), lease, app_id, version, passing)
             if txn._stage(owner=secrets.token_hex(8), segments={}) == "open":
                 return txn
 
@@ -90,32 +99,34 @@ class TransactionIndex:
 
     def publish(self, blocks: Sequence[Block]) -> list[list[TsSeq]]:
         """Add the blocks' runs to the logs, not visible yet; the first TsSeq of each catalog of each block."""
-        firsts = []
-        for block, reply in zip(blocks, self._run_many([self._publish_call(block) for block in blocks]), strict=True):
-            state, *rest = (part.decode() for part in reply)
-            if state == "conflict":
-                expected = next(run.expected for run in block.runs if run.catalog == rest[0])
-                found = "has an open write" if rest[1] == "open" else f"is at {rest[1]}"
+        return [[TsSeq.parse(first.decode()) for first in firsts] for firsts in self.publish_quickly(blocks)]
+
+    def publish_quickly(self, blocks: Sequence[Block]) -> list[list[bytes]]:
+        """The same, with every TsSeq as Redis gave it: of a big job nobody looks at them."""
+        replies = self._run_many([self._publish_call(block) for block in blocks])
+        for block, (state, *rest) in zip(blocks, replies, strict=True):
+            if state == b"conflict":
+                catalog, version = (part.decode() for part in rest)
+                expected = next(run.expected for run in block.runs if run.catalog == catalog)
+                found = "has an open write" if version == "open" else f"is at {version}"
                 raise ConflictError(
-                    f"catalog {rest[0]!r} {found}, the write expected {expected}; nothing of the write is visible"
+                    f"catalog {catalog!r} {found}, the write expected {expected}; nothing of the write is visible"
                 )
-            if state != "published":
-                raise self._aborted(state)
-            firsts.append([TsSeq.parse(text) for text in rest])
-        return firsts
+            if state != b"published":
+                raise self._aborted(state.decode())
+        return [reply[1:] for reply in replies]
 
     def _publish_call(self, block: Block) -> Call:
         keys, shard = self.index.keys, block.shard
-        chunk = block.segment.partition(".")[2]
-        arguments: list[Argument] = [self.txn, chunk, block.segment]
+        catalogs, rows, counts, versions = zip(*block.runs, strict=True)
+        expected = ["" if version is None else str(version) for version in versions] if any(versions) else []
         script_keys = [
             *(keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.catalogs(shard)),
             *(keys.inflight, keys.aborted),
+            *keys.logs(catalogs),
         ]
-        for run in block.runs:
-            script_keys += [keys.delta(run.catalog), keys.snap(run.catalog)]
-            arguments += [run.catalog, run.row, run.count, str(run.expected) if run.expected is not None else ""]
-        return script_keys, arguments
+        chunk = block.segment.partition(".")[2]
+        return script_keys, [self.txn, chunk, block.segment, _pack((catalogs, rows, counts, expected))]
 
     def commit(self) -> bool:
         """Make all of it visible at once; False if another transaction brought this version first."""
@@ -124,7 +135,7 @@ class TransactionIndex:
             reply = self._run(
                 scripts.TXN_COMMIT,
                 [self._key, keys.inflight, keys.aborted, keys.app(self.app_id)],
-                [self.txn, self._version, REMEMBERED],
+                [self.txn, self._version, REMEMBERED, str(int(self.passing))],
             ).decode()
         except IndexFailure as error:
             if not error.may_have_run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lake_spark.errors import InvalidBody, MergeError
@@ -68,32 +68,61 @@ class Fold:
         if document is _UNREAD:
             document = self.value
         try:
-            change: Callable[[Any, Any], Any]
-            patch = loads(body)
-            if merge_type == _RFC7396:
-                change = merge_patch
-            elif merge_type == _RFC6902:
-                patch = check_patch(patch)
-                if not patch:
-                    return
-                change = apply_patch
-                # A level takes at least a byte, of path or body; but what is copied or moved brings its own.
-                if len(path) + len(body) > MAX_DEPTH or any(operation.copies for operation in patch):
-                    self._maybe_deep = True
-            elif merge_type == _REPLACE:
-                change = _replace
-            else:
-                raise MergeError(f"there is no merge type {merge_type!r}")
-            if path == "/":
-                self._value = change(document, patch)
-            else:
-                if len(path) + len(body) > MAX_DEPTH:
-                    self._maybe_deep = True
-                self._value = _change_at(document, path, change, patch)
-            self._untouched = False
+            self._value = self._changed(document, merge_type, path, loads(body), len(body))
         except (InvalidBody, MergeError, RecursionError) as error:
-            self._value, self._text = _UNREAD, None
-            raise _failure("the delta", origin, error) from None
+            raise self._gone(origin, error) from None
+
+    def apply_values(
+        self, deltas: Iterable[tuple[int, str, Any]], longest: int, origin: Callable[[int], object]
+    ) -> None:
+        """Apply deltas whose bodies are parsed already; none of their bodies is longer than `longest` bytes.
+
+        The values become parts of the document. `origin(n)` is what an error calls the n-th of them.
+        """
+        place = -1
+        document = self._value
+        try:
+            for merge_type, path, value in deltas:
+                place += 1
+                if merge_type == _REPLACE and path == "/":
+                    document, self._maybe_deep, self._untouched = value, False, False
+                    continue
+                if document is _UNREAD:
+                    document = self.value
+                if merge_type == _RFC7396 and path == "/":
+                    document = merge_patch(document, value)
+                    self._untouched = False
+                else:
+                    document = self._changed(document, merge_type, path, value, longest)
+        except (InvalidBody, MergeError, RecursionError) as error:
+            raise self._gone(origin(place), error) from None
+        self._value = document
+
+    def _changed(self, document: Any, merge_type: int, path: str, value: Any, size: int) -> Any:
+        """The document with one delta applied, whose body has that size at most."""
+        change: Callable[[Any, Any], Any]
+        # A level takes at least a byte, of path or body; but what is copied or moved brings its own.
+        deep = len(path) + size > MAX_DEPTH
+        if merge_type == _RFC7396:
+            change = merge_patch
+            deep = deep and path != "/"
+        elif merge_type == _RFC6902:
+            value = check_patch(value)
+            if not value:
+                return document
+            change = apply_patch
+            deep = deep or any(operation.copies for operation in value)
+        elif merge_type == _REPLACE:
+            change = _replace
+        else:
+            raise MergeError(f"there is no merge type {merge_type!r}")
+        self._untouched = False
+        self._maybe_deep = self._maybe_deep or deep
+        return change(document, value) if path == "/" else _change_at(document, path, change, value)
+
+    def _gone(self, origin: object, error: Exception) -> MergeError:
+        self._value, self._text = _UNREAD, None
+        return _failure("the delta", origin, error)
 
     def dump(self) -> bytes:
         """The merged document as JSON; the bytes of the base when nothing was applied to it."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 from typing import Any, NoReturn
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lake_spark.errors import InvalidBody
 
@@ -75,7 +78,11 @@ def _without_numbers(value: object) -> Any:
     return None if isinstance(value, Number) else _as_builtin(value)
 
 
-_decode = msgspec.json.Decoder(float_hook=_decimal).decode
+# pyarrow's stubs do not know it for binary.
+_join: Any = pc.binary_join
+_decoder = msgspec.json.Decoder(float_hook=_decimal)
+_skimmer = msgspec.json.Decoder(msgspec.Raw)
+_decode = _decoder.decode
 _encode = msgspec.json.Encoder(enc_hook=_as_builtin, decimal_format="number").encode
 _encode_sorted = msgspec.json.Encoder(enc_hook=_as_builtin, order="sorted").encode
 
@@ -93,6 +100,46 @@ def loads(data: bytes) -> Any:
     if b"-0" in data and _NEGATIVE_ZERO.search(data):
         return _loads_slowly(data)
     return value
+
+
+def loads_each(texts: Any) -> list[Any]:
+    """The values of many JSON texts (a binary Arrow array), as `loads` gives them, in less time than one by one.
+
+    If any of them is not JSON the error does not say which.
+    """
+    joined, mark = _joined(texts)
+    values = _separated(_decoder, joined, mark, len(texts))
+    # An integer that the decoder refuses or changes; or no JSON at all.
+    if values is None or _NEGATIVE_ZERO.search(joined):
+        return [loads(text) for text in texts.to_pylist()]
+    return values
+
+
+def are_json(texts: Any) -> bool:
+    """Whether each of many texts (an Arrow array, UTF-8) is JSON, without making values of them.
+
+    A text that `loads` takes only on its slow way may count as none.
+    """
+    joined, mark = _joined(texts)
+    return _separated(_skimmer, joined, msgspec.Raw(b"%d" % mark), len(texts)) is not None
+
+
+def _joined(texts: Any) -> tuple[Any, int]:
+    """The texts, with a number between each two of them that none of them can know."""
+    mark = secrets.randbits(63)
+    everything = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts.cast(pa.binary()))
+    return _join(everything, pa.scalar(b"\n%d\n" % mark, pa.binary()))[0].as_buffer(), mark
+
+
+def _separated(decoder: msgspec.json.Decoder[Any], joined: Any, mark: Any, count: int) -> list[Any] | None:
+    """The values of so many texts. Where every second one is the mark, no text ended early or reached into the next."""
+    try:
+        values = decoder.decode_lines(joined)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    found = values[::2]
+    good = len(values) == max(0, 2 * count - 1) and values[1::2].count(mark) == len(values) - len(found)
+    return found if good else None
 
 
 def _loads_slowly(data: bytes) -> Any:

@@ -11,9 +11,9 @@ def merge_patch(target: Any, patch: Any) -> Any:
         return patch
     if type(target) is not dict:
         target = {}
-    todo = [(target, patch)]
-    while todo:
-        node, changes = todo.pop()
+    node, changes = target, patch
+    todo: list[tuple[Any, Any]] = []
+    while True:
         for key, value in changes.items():
             if value is None:
                 node.pop(key, None)
@@ -24,4 +24,6 @@ def merge_patch(target: Any, patch: Any) -> Any:
                 todo.append((child, value))
             else:
                 node[key] = value
-    return target
+        if not todo:
+            return target
+        node, changes = todo.pop()

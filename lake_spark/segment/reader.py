@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
+from functools import cached_property, partial
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, NoReturn, get_args
 
 import google_crc32c
@@ -43,12 +43,14 @@ class SegmentRow(NamedTuple):
 class SegmentMetadata:
     """A segment's verified footer. Worth keeping between readers of one segment; pickles.
 
-    `starts` has the first row of each row group, and the number of rows as its last element.
+    `starts` has the first row of each row group, and the number of rows as its last element; `sizes` the bytes
+    that each takes in memory.
     """
 
     kind: str
     sealed: bool
     starts: tuple[int, ...]
+    sizes: tuple[int, ...]
     ranges: tuple[f.ByteRange, ...]
     file: pq.FileMetaData
     file_size: int
@@ -131,27 +133,26 @@ class SegmentReader:
         the bytes of at most `FETCH_BYTES` (or of one row group, if that is larger).
         """
         wanted = list(spans)
-        visits = self._visits(wanted)
-        groups = self._groups([visit.group for visit in visits], list(f.COLUMNS))
-        parts = map(self._part, visits, groups)
-        sealed = self.metadata.sealed
-        part = _Part(0, 0, [], [])
-        for row, count, expect in wanted:
-            found: list[SegmentRow] = []
-            at, end = row, row + count
-            while at < end:
-                if not part.start <= at < part.stop:
-                    part = next(parts)
-                stop = min(end, part.stop)
-                first, last = at - part.start, stop - part.start
-                if expect is not None and part.catalogs[first:last].count(expect) != last - first:
-                    self._corrupt(f"rows {row} to {end - 1} are not all of catalog {expect!r}")
-                rows = part.rows[first:last]
-                if sealed:
-                    rows = [each._replace(body=self._open(at + n, each.body)) for n, each in enumerate(rows)]
-                found += rows
-                at = stop
-            yield found
+        parts = self.parts(wanted, meta=True)
+        rows: Iterator[SegmentRow] = (
+            row
+            for part in parts
+            for row in map(SegmentRow, part.merge_types, part.paths, part.bodies.to_pylist(), part.meta or ())
+        )
+        for _, count, _ in wanted:
+            yield list(islice(rows, count))
+
+    def parts(self, spans: Sequence[tuple[int, int, str | None]], *, meta: bool = False) -> Iterator[SegmentPart]:
+        """The rows of these (row, count, expected catalog), in the order of the spans, a row group at a time."""
+        visits = self._visits(spans)
+        columns = [name for name in f.COLUMNS if meta or name != "meta"]
+        return map(partial(self._part, spans), visits, self._groups([visit.group for visit in visits], columns))
+
+    def groups_of(self, row: int, count: int) -> Iterator[tuple[int, int]]:
+        """The row groups in which these rows lie, each with the bytes that it takes in memory."""
+        starts, sizes = self.metadata.starts, self.metadata.sizes
+        for group in range(bisect_right(starts, row) - 1, min(bisect_left(starts, row + count), len(sizes))):
+            yield group, sizes[group]
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """All rows, a row group at a time, in the columns asked for; bodies are decrypted."""
@@ -180,7 +181,8 @@ class SegmentReader:
         try:
             file = pq.read_metadata(pa.BufferReader(footer))
             own = file.metadata or {}
-            counts = [file.row_group(number).num_rows for number in range(file.num_row_groups)]
+            groups = [file.row_group(number) for number in range(file.num_row_groups)]
+            counts, sizes = [group.num_rows for group in groups], tuple(group.total_byte_size for group in groups)
             body = file.schema.to_arrow_schema().field("body")
         except Exception as error:
             self._corrupt("its footer cannot be read", error)
@@ -192,34 +194,52 @@ class SegmentReader:
         if kind not in get_args(f.Kind) or len(ranges) != len(counts):
             self._corrupt("its footer contradicts itself")
         starts = tuple(accumulate(counts, initial=0))
-        return SegmentMetadata(kind, pa.types.is_binary(body.type), starts, ranges, file, size)
+        return SegmentMetadata(kind, pa.types.is_binary(body.type), starts, sizes, ranges, file, size)
 
-    def _visits(self, spans: list[tuple[int, int, str | None]]) -> list[_Visit]:
-        """The row groups to decode, in order, each with the rows wanted of it."""
+    def _visits(self, spans: Sequence[tuple[int, int, str | None]]) -> list[_Visit]:
+        """The row groups to decode, in order, each with the pieces wanted of it."""
         starts = self.metadata.starts
         visits: list[_Visit] = []
-        for row, count, _ in spans:
+        for number, (row, count, _) in enumerate(spans):
             if row < 0 or count < 0 or row + count > starts[-1]:
                 self._corrupt(f"it has {starts[-1]} rows, and not {count} from row {row}")
             while count:
-                group = bisect_right(starts, row) - 1
-                stop = min(row + count, starts[group + 1])
-                # A span that steps back is a new visit: its rows may lie before those decoded.
-                if visits and visits[-1].group == group and row >= visits[-1].start:
-                    visits[-1].stop = max(visits[-1].stop, stop)
+                if visits and starts[visits[-1].group] <= row < starts[visits[-1].group + 1]:
+                    visit = visits[-1]
                 else:
-                    visits.append(_Visit(group, row, stop))
-                row, count = stop, row + count - stop
+                    visit = _Visit(bisect_right(starts, row) - 1, [])
+                    visits.append(visit)
+                many = min(count, starts[visit.group + 1] - row)
+                visit.pieces.append((number, row, many))
+                row, count = row + many, count - many
         return visits
 
-    def _part(self, visit: _Visit, table: pa.Table) -> _Part:
+    def _part(self, spans: Sequence[tuple[int, int, str | None]], visit: _Visit, table: pa.Table) -> SegmentPart:
         first = self.metadata.starts[visit.group]
-        table = table.slice(visit.start - first, visit.stop - visit.start)
+        begins = [row for _, row, _ in visit.pieces]
+        ends = [row + many for _, row, many in visit.pieces]
+        if begins[1:] == ends[:-1]:
+            table = table.slice(begins[0] - first, ends[-1] - begins[0])
+        else:
+            table = pa.concat_tables(
+                [table.slice(row - first, end - row) for row, end in zip(begins, ends, strict=True)]
+            )
+        table = table.combine_chunks()
         catalogs: list[Any] = table["catalog"].to_pylist()
+        at = 0
+        for number, row, many in visit.pieces:
+            expect = spans[number][2]
+            if expect is not None and catalogs[at : at + many].count(expect) != many:
+                self._corrupt(f"rows {row} to {row + many - 1} are not all of catalog {expect!r}")
+            at += many
         # Text becomes bytes for nothing, and stays undecoded.
-        columns = (table["merge_type"], table["path"], table["body"].cast(pa.binary()), table["meta"].cast(pa.binary()))
-        rows = map(SegmentRow._make, zip(*(column.to_pylist() for column in columns), strict=True))
-        return _Part(visit.start, visit.stop, catalogs, list(rows))
+        bodies = _one_array(table["body"]).cast(pa.binary())
+        if self.metadata.sealed:
+            rows = (row + n for _, row, many in visit.pieces for n in range(many))
+            bodies = pa.array(map(self._open, rows, bodies.to_pylist()), pa.binary())
+        meta = table["meta"].cast(pa.binary()).to_pylist() if "meta" in table.column_names else None
+        pieces = [(number, many) for number, _, many in visit.pieces]
+        return SegmentPart(pieces, _values(table["merge_type"]), _values(table["path"]), bodies, meta)
 
     def _open(self, row: int, body: bytes) -> bytes:
         if self._unseal is None:
@@ -267,22 +287,36 @@ class SegmentReader:
         raise CorruptObject(f"object {segment_key(self.name)} is damaged or not what it should be: {reason}") from cause
 
 
-@dataclass(slots=True)
-class _Visit:
-    """A row group to decode, and the rows wanted of it."""
+class SegmentPart(NamedTuple):
+    """Rows of one row group, column by column: for each of `pieces`, (number of the span, rows), its rows.
+
+    `bodies` is a binary Arrow array.
+    """
+
+    pieces: list[tuple[int, int]]
+    merge_types: list[int]
+    paths: list[str]
+    bodies: Any
+    meta: list[bytes | None] | None
+
+
+class _Visit(NamedTuple):
+    """A row group to decode, and what is wanted of it: (number of the span, row, rows)."""
 
     group: int
-    start: int
-    stop: int
+    pieces: list[tuple[int, int, int]]
 
 
-class _Part(NamedTuple):
-    """The decoded rows of a visit."""
+def _one_array(column: pa.ChunkedArray[Any]) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
-    start: int
-    stop: int
-    catalogs: list[str]
-    rows: list[SegmentRow]
+
+def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """The column as a list; nearly always it is one value throughout."""
+    encoded = _one_array(column).dictionary_encode()
+    if len(encoded.dictionary) == 1:
+        return [encoded.dictionary[0].as_py()] * len(column)
+    return column.to_pylist()
 
 
 class _Window(io.RawIOBase):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-from lake_spark.client import reading
+from lake_spark.client.bulk import BulkReader
+from lake_spark.client.packing import SnapshotPacker
 from lake_spark.client.session import Session
-from lake_spark.errors import CatalogNotFound, CorruptObject, MergeError, ObjectMissing
-from lake_spark.model import Listing, MergeType, Run, TsSeq
-from lake_spark.segment import SegmentRow
-from lake_spark.spark.planning import ShardTask
+from lake_spark.model import ZERO, Listing, MergeType, TsSeq
+from lake_spark.spark.planning import ShardTask, names_of_all
 
 # Catalogs that are listed together, and rows of an Arrow batch.
 _CATALOGS = 1024
@@ -46,26 +45,41 @@ VIEWS: Mapping[str, pa.Schema] = {
         size=pa.int64(),
         source=pa.string(),
     ),
-    "catalogs": _view(catalog=pa.string(), version=pa.string(), updated_at=_TIME),
 }
 
+# Where in a row the long value is.
+_BULK = {view: VIEWS[view].get_field_index(name) for view, name in (("documents", "document"), ("deltas", "body"))}
+
 _Row = tuple[Any, ...]
-_Runs = Mapping[Run, Sequence[SegmentRow]]
 
 
-def read_tasks(session: Session, view: str, tasks: Sequence[ShardTask], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, in batches of about so many bytes."""
+def read_tasks(
+    session: Session, view: str, tasks: Sequence[ShardTask], batch_bytes: int, *, snapshots: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, in batches of about so many bytes.
+
+    With `snapshots` those of documents are saved that want one, once their rows are out.
+    """
+    packer = SnapshotPacker(session, batch_bytes)
+    reader = BulkReader(session, batch_bytes)
+    listings = _listings(session, tasks, whole_log=view == "deltas")
+    found = _deltas(reader, listings)
+    if view == "documents":
+        found = _documents(reader, listings, packer if snapshots else None)
     rows: list[_Row] = []
     size = 0
-    for task in tasks:
-        for row in _rows(session, view, task):
-            rows.append(row)
-            size += 64 + sum(len(value) for value in row if isinstance(value, (str, bytes)))
-            if size >= batch_bytes or len(rows) >= _ROWS:
-                yield _batch(view, rows)
-                rows, size = [], 0
+    for row in found:
+        rows.append(row)
+        # The document, or the body; what else is in a row is short.
+        size += 256 + len(row[_BULK[view]] or b"")
+        if size >= batch_bytes or len(rows) >= _ROWS:
+            yield _batch(view, rows)
+            rows, size = [], 0
+            if packer.full:
+                packer.save()
     if rows:
         yield _batch(view, rows)
+    packer.save()
 
 
 def _batch(view: str, rows: list[_Row]) -> pa.RecordBatch:
@@ -84,75 +98,38 @@ def _text(values: Sequence[str | bytes | None]) -> Any:
     return pa.array(values, pa.string())
 
 
-def _rows(session: Session, view: str, task: ShardTask) -> Iterator[_Row]:
-    names = task.catalogs
-    if names is None:
-        found = session.index.catalogs(task.prefix, [task.shard])
-        # A segment's rows are sorted by catalog: in that order each row group is read once.
-        names = tuple(sorted(name for name in found if not task.pattern or fnmatchcase(name, task.pattern)))
-    rows_of = _VIEWS[view]
-    for start in range(0, len(names), _CATALOGS):
-        part = names[start : start + _CATALOGS]
-        listings = list(session.index.listings(part, as_of=task.cut, whole_log=view == "deltas"))
-        for listing in listings:
+def _listings(session: Session, tasks: Sequence[ShardTask], *, whole_log: bool) -> Iterator[Listing]:
+    """The catalogs of the partition as of their cuts, shard after shard, name after name.
+
+    A segment's rows are sorted in that order, so that each row group is read once.
+    """
+    cuts = {task.shard: task.cut for task in tasks}
+    since = (tasks[0].since if tasks else None) or ZERO
+    names = names_of_all(session.index, tasks)
+    while part := list(islice(names, _CATALOGS)):
+        for listing in session.index.listings(part, cuts=cuts, whole_log=whole_log):
             if listing.error:
                 raise listing.error
-        yield from rows_of(session, [listing for listing in listings if listing.exists])
+            if listing.exists and listing.version > since:
+                yield listing
 
 
-def _documents(session: Session, listings: Sequence[Listing]) -> Iterator[_Row]:
-    runs = _prefetched(session, listings)
-    for listing in listings:
+def _documents(reader: BulkReader, listings: Iterator[Listing], packer: SnapshotPacker | None) -> Iterator[_Row]:
+    for merged in reader.documents(listings):
+        listing, body, replayed, _, error = merged
+        if packer:
+            packer.add(merged)
         version = listing.version
-        body: bytes | None = None
-        replayed, error = len(listing.entries), None
-        try:
-            document = _document(session, listing, runs)
-            body, replayed = reading.dump(document), document.replayed
-        except (MergeError, CorruptObject) as failure:
-            error = str(failure)
-        except CatalogNotFound:
-            continue
-        yield listing.catalog, body, str(version), _micros(version), replayed, error
+        yield listing.catalog, body, str(version), _micros(version), replayed, str(error) if error else None
 
 
-def _document(session: Session, listing: Listing, runs: _Runs) -> reading.Document:
-    try:
-        return reading.merge(session, listing, runs)
-    except ObjectMissing:
-        # History may have been cleared since: then another listing as of the same cut does without it.
-        return reading.read(session, listing, "error")
-
-
-def _prefetched(session: Session, listings: Sequence[Listing]) -> _Runs:
-    try:
-        return reading.rows_of(session, listings)
-    except (CorruptObject, ObjectMissing):
-        # One catalog's trouble: it is found again, by name, when that catalog is merged.
-        return {}
-
-
-def _deltas(session: Session, listings: Sequence[Listing]) -> Iterator[_Row]:
-    runs = _prefetched(session, listings)
-    for listing in listings:
+def _deltas(reader: BulkReader, listings: Iterator[Listing]) -> Iterator[_Row]:
+    for listing, bodies in reader.deltas(listings):
         sources = (delta.segment or "object" for delta in listing.deltas)
-        bodies = reading.deltas(session, listing.catalog, listing.entries, runs)
         for (ts_seq, merge_type, path, body), source in zip(bodies, sources, strict=True):
             kind = MergeType(merge_type).name
             yield listing.catalog, str(ts_seq), _micros(ts_seq), kind, path, body, len(body), source
 
 
-def _catalogs(session: Session, listings: Sequence[Listing]) -> Iterator[_Row]:
-    for listing in listings:
-        yield listing.catalog, str(listing.version), _micros(listing.version)
-
-
 def _micros(ts_seq: TsSeq) -> int:
     return ts_seq.seconds * 1_000_000
-
-
-_VIEWS: Mapping[str, Callable[[Session, Sequence[Listing]], Iterator[_Row]]] = {
-    "documents": _documents,
-    "deltas": _deltas,
-    "catalogs": _catalogs,
-}

@@ -6,110 +6,199 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from lake_spark.client.session import Session
-from lake_spark.client.transaction import chunks, merge_meta, publish, stage
-from lake_spark.client.writing import Change, Fields, check_change
+from lake_spark.client.transaction import chunk_size, merge_meta, pack_index, publish_all, stage_rows, unpack_index
+from lake_spark.client.writing import Change, Fields, check_change, write
 from lake_spark.errors import ConflictError, IndexFailure, InvalidInput, OutcomeUnknown
-from lake_spark.index import Block, TransactionIndex
-from lake_spark.model import MergeType
+from lake_spark.index import TransactionIndex
+from lake_spark.model import TsSeq
 from lake_spark.options import BatchOptions
+from lake_spark.spark.rows import BadRow, RowChecker, Rows, expect, refusal, replacing, sort_keys
 
 log = logging.getLogger("lake_spark")
 
-COLUMNS = ("catalog", "body", "path", "merge_type", "meta")
+# What a task may hold to sort its rows, in segments.
+_SORTED_SEGMENTS = 4
+
+
+@dataclass(slots=True)
+class StagedTask:
+    """What a task staged: its message to the commit. A segment is its name and its packed index."""
+
+    segments: list[tuple[str, bytes]] = field(default_factory=list)
+    meta: dict[str, Fields] = field(default_factory=dict)
+    rows: int = 0
+    catalogs: int = 0
+    bad: list[BadRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class StagedTask:
-    """What a task staged: its message to the commit."""
+class WriteTask:
+    """One attempt at writing a partition."""
 
-    blocks: list[Block]
-    meta: dict[str, Fields]
-    rows: int
+    session: Session
+    txn: TransactionIndex
+    options: BatchOptions
+    schema: StructType
+    overwrite: bool
+    partition: int
+    attempt: int
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> StagedTask:
+        """Check every row and stage it in segments of this attempt; nothing is in any log yet.
+
+        With `atomicity=task`, publish and commit them, too.
+        """
+        staged = StagedTask()
+        rows = self._checked(batches, staged)
+        if self.options.layout == "objects":
+            self._write_objects(rows, staged)
+            return staged
+        if self.options.atomicity == "job":
+            self._stage(self.txn, rows, staged)
+            return staged
+        # The partition is an application with one version: an attempt that comes late finds it applied.
+        own = TransactionIndex.begin(
+            self.session.index, self.options.lease, f"{self.txn.txn}.{self.partition}", 1, passing=True
+        )
+        try:
+            self._stage(own, rows, staged)
+        except BaseException:
+            with contextlib.suppress(IndexFailure):
+                own.abort()
+            raise
+        commit(self.session, own, [staged])
+        staged.segments, staged.meta = [], {}
+        return staged
+
+    def _checked(self, batches: Iterable[pa.RecordBatch], staged: StagedTask) -> Iterator[Rows]:
+        checker = RowChecker(self.schema, self.options)
+        if self.options.order_by:
+            batches = self._sorted(batches)
+        checked: Iterator[Rows] = map(checker.check, batches)
+        if self.overwrite:
+            checked = replacing(checked)
+        for rows in checked:
+            staged.bad += rows.bad
+            if self.options.bad_records == "fail" and len(staged.bad) >= 10:
+                break
+            for catalog, meta in rows.meta:
+                staged.meta.setdefault(catalog, {}).update(meta)
+            yield rows
+        if staged.bad and self.options.bad_records == "fail":
+            raise refusal(staged.bad, self.partition)
+
+    def _sorted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows of the partition by the columns of `orderBy`; equal ones keep their order."""
+        most = _SORTED_SEGMENTS * self.options.segment_bytes
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size > most:
+                raise InvalidInput(
+                    f"orderBy sorts in memory, and this partition has more than {most} bytes: sort with "
+                    "df.sortWithinPartitions(…) instead, or use more partitions; nothing was written"
+                )
+        if held:
+            keys: Any = list(sort_keys(self.options.order_by).items())
+            yield from pa.Table.from_batches(held).sort_by(keys).to_batches(max_chunksize=held[0].num_rows or None)
+
+    def _stage(self, txn: TransactionIndex, checked: Iterable[Rows], staged: StagedTask) -> None:
+        seen: set[str] = set()
+        expected: dict[str, TsSeq] = {}
+        everywhere = TsSeq.parse(self.options.expected_version) if self.options.expected_version else None
+        for number, rows in enumerate(_chunks(self.session, checked, expected)):
+            segment = stage_rows(self.session, txn, self.attempt, number, rows)
+            index = segment.index
+            catalogs: list[Any] = index["catalog"].to_pylist()
+            if everywhere is not None or expected:
+                # Only the first run of a catalog finds it as it was.
+                versions = [None if name in seen else expected.get(name, everywhere) for name in catalogs]
+                texts = pa.array([None if version is None else str(version) for version in versions], pa.string())
+                index = index.append_column("expected", texts)
+            seen.update(catalogs)
+            staged.segments.append((segment.name, pack_index(index)))
+            staged.rows += rows.num_rows
+        staged.catalogs = len(seen)
+
+    def _write_objects(self, checked: Iterable[Rows], staged: StagedTask) -> None:
+        """Each row as a write of its own, in the order of its catalog's rows; several catalogs at a time."""
+        seen: set[str] = set()
+        most = self.options.max_body_bytes
+        for rows in checked:
+            changes = [
+                check_change(most, catalog, body.encode(), path, kind, meta.encode() if meta else None)
+                for catalog, kind, path, body, meta in zip(*(c.to_pylist() for c in rows.table.columns), strict=True)
+            ]
+            changes.sort(key=attrgetter("catalog"))
+            groups = [list(some) for _, some in groupby(changes, key=attrgetter("catalog"))]
+            self.session.each(partial(_write_each, self.session), groups)
+            seen.update(change.catalog for change in changes)
+            staged.rows += len(changes)
+        staged.catalogs = len(seen)
+        merge_meta(self.session, staged.meta)
+        staged.meta = {}
 
 
-def write_task(
-    session: Session,
-    txn: TransactionIndex,
-    attempt: int,
-    batches: Iterable[pa.RecordBatch],
-    options: BatchOptions,
-    *,
-    overwrite: bool,
-) -> StagedTask:
-    """Check every row and stage it in segments of this attempt; nothing is in any log yet."""
-    blocks: list[Block] = []
-    meta: dict[str, Fields] = {}
-    rows = 0
-    changes = _changes(batches, options)
-    if overwrite:
-        changes = _replacing(changes)
-    for number, chunk in enumerate(chunks(session, changes)):
-        for change in chunk:
-            if change.meta:
-                meta.setdefault(change.catalog, {}).update(change.meta)
-        blocks += stage(session, txn, attempt, number, chunk)
-        rows += len(chunk)
-    return StagedTask(blocks, meta, rows)
-
-
-def _changes(batches: Iterable[pa.RecordBatch], options: BatchOptions) -> Iterator[Change]:
-    number = 0
-    for batch in batches:
-        columns = [_column(batch, name, default) for name, default in zip(COLUMNS, _defaults(options), strict=True)]
-        for catalog, body, path, merge_type, meta in zip(*columns, strict=True):
-            try:
-                if body is None:
-                    raise InvalidInput(f"catalog {catalog!r} has a row without a body: the JSON for nothing is null")
-                yield check_change(options.max_body_bytes, catalog, _bytes(body), path, merge_type, _bytes(meta))
-            except InvalidInput as error:
-                named = "" if repr(catalog) in str(error) else f", catalog {catalog!r}"
-                raise type(error)(f"row {number} of this partition{named}: {error}") from None
-            number += 1
-
-
-def _column(batch: pa.RecordBatch, name: str, default: object) -> Sequence[object]:
-    if name not in batch.schema.names:
-        return [default] * batch.num_rows
-    values: list[object] = batch.column(name).to_pylist()
-    return values if name in ("catalog", "body", "meta") else [default if v is None else v for v in values]
-
-
-def _defaults(options: BatchOptions) -> tuple[object, ...]:
-    return options.catalog, None, options.path or "/", options.merge_type, None
-
-
-def _bytes(value: object) -> object:
-    """JSON text as JSON, not as a string to be quoted."""
-    return value.encode() if isinstance(value, str) else value
-
-
-def _replacing(changes: Iterable[Change]) -> Iterator[Change]:
-    """Each catalog's first change is a Replace of the whole document: what was before is gone."""
-    seen: set[str] = set()
+def _write_each(session: Session, changes: Iterable[Change]) -> None:
     for change in changes:
-        if change.catalog not in seen:
-            seen.add(change.catalog)
-            if change.path != "/" or change.merge_type is not MergeType.REPLACE:
-                yield Change(change.catalog, MergeType.REPLACE, "/", b"{}", {})
-        yield change
+        write(session, change)
 
 
-def commit_job(session: Session, txn: TransactionIndex, tasks: Sequence[StagedTask], *, overwrite: bool) -> None:
+def _chunks(session: Session, checked: Iterable[Rows], expected: dict[str, TsSeq]) -> Iterator[pa.Table]:
+    """The rows in tables, each enough for a segment; what is expected of their catalogs is noted on the way."""
+    most_rows, most_bytes = chunk_size(session)
+    held: list[pa.Table] = []
+    count = size = 0
+    for rows in checked:
+        for catalog, version in rows.expected.items():
+            expect(expected, catalog, version)
+        table = rows.table
+        while table.num_rows:
+            part = table.slice(0, most_rows - count)
+            table = table.slice(part.num_rows)
+            held.append(part)
+            count += part.num_rows
+            size += part.nbytes
+            if count >= most_rows or size >= most_bytes:
+                yield pa.concat_tables(held)
+                held, count, size = [], 0, 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+def commit_job(
+    session: Session, txn: TransactionIndex, tasks: Sequence[StagedTask], *, overwrite: bool, expects: bool
+) -> None:
     """Publish what the tasks staged and make it visible at once; only what is in their messages counts."""
     try:
-        if overwrite:
-            _check_partitioning(tasks)
+        if overwrite or expects:
+            _check_partitioning(tasks, "overwrite" if overwrite else "expectedVersion")
+    except BaseException:
+        txn.abort()
+        raise
+    commit(session, txn, tasks)
+
+
+def commit(session: Session, txn: TransactionIndex, tasks: Sequence[StagedTask]) -> None:
+    """Publish and commit the segments of these tasks."""
+    try:
         if not txn.intend():
             txn.abort()
             log.info("version %s of %r was applied before: nothing was written", txn.version, txn.app_id)
             return
-        for _ in publish(session, txn, [block for task in tasks for block in task.blocks]):
-            pass
+        publish_all(session, txn, [segment for task in tasks for segment in task.segments])
         applied = txn.commit()
     except OutcomeUnknown:
         raise
@@ -126,14 +215,15 @@ def commit_job(session: Session, txn: TransactionIndex, tasks: Sequence[StagedTa
         merge_meta(session, meta)
 
 
-def _check_partitioning(tasks: Sequence[StagedTask]) -> None:
-    """Two tasks would each replace the document of the other."""
-    counts = Counter(
-        catalog for task in tasks for catalog in {run.catalog for block in task.blocks for run in block.runs}
-    )
+def _check_partitioning(tasks: Sequence[StagedTask], what: str) -> None:
+    """Two tasks would each replace the document of the other, or find another version than expected."""
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        found: list[Any] = [name for _, packed in task.segments for name in unpack_index(packed)["catalog"].to_pylist()]
+        counts.update(set(found))
     split = [catalog for catalog, count in counts.most_common(3) if count > 1]
     if split:
         raise ConflictError(
-            f"overwrite needs all rows of a catalog in one partition, and those of {', '.join(map(repr, split))} "
+            f"{what} needs all rows of a catalog in one partition, and those of {', '.join(map(repr, split))} "
             'lie in several: use df.repartition("catalog"); nothing was written'
         )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from lake_spark.errors import ConfigError, InvalidInput, ObjectExists, ObjectMissing, StorageDenied, StorageFailure
 from lake_spark.storage.base import ForkSafeLock, check_key, check_prefix, check_range
+from lake_spark.tally import count
 
 Fsync = Literal["always", "interval", "never"]
 
@@ -75,6 +76,7 @@ class FileStorage:
                     _sync(folder)
         except OSError as error:
             raise self._failure("store", key, error) from error
+        count(objects_written=1, bytes_written=len(data))
         if self.fsync == "interval":
             self._sync_later(target, *changed)
 
@@ -86,11 +88,13 @@ class FileStorage:
                 if start:
                     size = os.fstat(file.fileno()).st_size
                     file.seek(max(0, size + start) if start < 0 else start)
-                return file.read(-1 if length is None else length)
+                data = file.read(-1 if length is None else length)
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(f"no object {key} under {self.path}") from None
         except OSError as error:
             raise self._failure("read", key, error) from error
+        count(objects_read=1, bytes_read=len(data))
+        return data
 
     def delete(self, key: str) -> None:
         target = self._target(key)

@@ -20,6 +20,7 @@ from lake_spark.errors import (
 )
 from lake_spark.storage._s3_clients import UNREACHABLE, BotoClient, Client, Refused, Settings, Span, open_client
 from lake_spark.storage.base import ForkSafeLock, check_key, check_prefix, check_range
+from lake_spark.tally import count
 
 _RACE_ATTEMPTS = 6
 _OSS_REGION = re.compile(r"oss-[a-z0-9-]+")
@@ -108,10 +109,12 @@ class S3Storage:
             except Refused as refused:
                 # 409: another conditional put of this key was under way, and either may have failed.
                 if refused.status == 409 and if_absent and attempt + 1 < _RACE_ATTEMPTS:
+                    count(retries=1)
                     time.sleep(random.uniform(0.05, 0.1) * 2**attempt)
                     continue
                 self._raise("put", key, refused)
             self._bucket_seen = True
+            count(objects_written=1, bytes_written=len(data))
             return
 
     def get(self, key: str, *, start: int | None = None, length: int | None = None) -> bytes:
@@ -128,6 +131,7 @@ class S3Storage:
                 return b""
             self._raise("get", key, refused)
         self._bucket_seen = True
+        count(objects_read=1, bytes_read=len(data))
         return data if length is None else data[:length]
 
     def delete(self, key: str) -> None:
