@@ -26,13 +26,12 @@ from bench.bulk import publish_calls
 from bench.measure import Timing, Work, interleave
 from bench.place import Place
 from bench.table import Row, Target
-from lake_spark import Lake, MergeType
+from lake_spark import Lake
 from lake_spark.client.transaction import _BLOCKS
 from lake_spark.embedded import use_java
 from lake_spark.index import scripts
 from lake_spark.index.connection import Call
 from lake_spark.index.index import LIST_BATCH
-from lake_spark.model import Run
 from lake_spark.names import shard_of
 from lake_spark.segment import write_segment
 from lake_spark.segment.writer import GROUP_ROWS
@@ -49,7 +48,6 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 _CORES = 2
 _PARTITIONS = 4
 _PER_CATALOG = 20
-_THREADS = 8
 _SPENT_ON = ("transport", "redis", "parquet", "storage", "waits")
 
 _WRITTEN = Target("≥ 200,000/s", lambda seconds, _: 1 / seconds >= 200_000)
@@ -191,7 +189,7 @@ class _Ground:
             "parquet": floors.parquet,
             "publish": floors.publish,
             "quarter": partial(self.write, self.quarter),
-            "objects": self._objects(self.frame(sample, few)),
+            "objects": partial(self.write, self.frame(sample, few), layout="objects", atomicity="task"),
             "write": partial(self.write, self.all),
         }
         before = dict.fromkeys(("quarter", "objects", "write"), self.new_lake)
@@ -226,23 +224,6 @@ class _Ground:
         # Of a small job, most is what every job takes.
         target = None if self.place.quick else _LINEAR
         return Row(7, "· as long as a quarter of it, so many times", _times(whole, quarter), "×", target=target)
-
-    def _objects(self, frame: Any) -> Work:
-        """What writes an object for each row: the data source, or threads with the same protocol where it cannot."""
-        self.new_lake()
-        work = partial(self.write, frame, layout="objects")
-        work()
-        rows = frame.collect()
-        with Lake(self.url) as lake:
-            if not isinstance(lake.list(rows[0].catalog).entries[0], Run):
-                return work
-        print(f"layout=objects wrote runs: {_THREADS} threads of one process stand in for it", file=sys.stderr)
-
-        def by_hand() -> None:
-            with Lake(self.url, fsync="never") as lake, ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(lambda row: lake.write(row.catalog, row.body.encode(), merge=MergeType.RFC7396), rows))
-
-        return by_hand
 
     def runs(self) -> float:
         """How many runs a catalog has."""
