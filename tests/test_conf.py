@@ -7,12 +7,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import site
 import subprocess
 import sys
 import venv
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +23,12 @@ import pyspark
 import pytest
 import redis
 import yaml
+from clusters import wait_for
 from servers import LOOPBACK, RedisServer
 
 from lake_spark import Lake, MergeType
 from lake_spark.client.settings import Config, storage_of
+from lake_spark.errors import IndexDenied
 from lake_spark.options import BatchOptions, Options, camel_case
 
 ROOT = Path(__file__).parents[1]
@@ -97,10 +101,91 @@ def test_a_lake_works_on_the_index_and_survives_its_end(index: RedisServer, file
 def test_the_log_of_the_index_survives_a_kill(index: RedisServer, file_config: dict[str, str]) -> None:
     with Lake(index.url, config={**file_config, "Name": "killed"}) as lake:
         lake.write("users", {"n": 1})
+        with redis.Redis.from_url(index.url) as client:
+            # Redis holds back what it logs while a slow disk syncs.
+            wait_for(lambda: client.info("persistence")["aof_buffer_length"] == 0)
         # The system has what Redis wrote, synced or not: only the end of the machine could take it.
         index.kill()
         index.start()
         assert lake.read_map("users") == {"n": 1}
+
+
+def test_an_index_is_restored_from_its_copy_as_the_page_says(tmp_path: Path, file_config: dict[str, str]) -> None:
+    conf = CONF / "redis-index.conf"
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    with RedisServer(tmp_path / "lost", conf=conf) as server, redis.Redis.from_url(server.url) as client:
+        with Lake(server.url, config=file_config) as lake:
+            lake.write("users", {"n": 1})
+            before = client.lastsave()
+            # Saves of one second cannot be told apart by their time.
+            wait_for(lambda: client.time()[0] > before.timestamp())
+            client.bgsave()
+            wait_for(lambda: client.lastsave() > before)
+            shutil.copy(server.folder / "dump.rdb", restored)
+            lake.write("users", {"n": 2})
+    with RedisServer(restored, conf=conf, args=("--appendonly", "no")) as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("appendonly", "yes")
+            wait_for(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0)
+    with RedisServer(restored, conf=conf) as server, Lake(server.url, config=file_config) as lake:
+        assert lake.read_map("users") == {"n": 1}
+        lake.write("users", {"n": 3})
+        assert lake.read_map("users") == {"n": 3}
+
+
+def test_catalogs_take_as_much_memory_as_the_page_says(index: RedisServer, file_config: dict[str, str]) -> None:
+    catalogs = 5000
+    sizes = []
+    with redis.Redis.from_url(index.url) as client, Lake(index.url, config={**file_config, "Name": "sized"}) as lake:
+        for n in range(6):
+            sizes.append(client.info("memory")["used_memory"])
+            lake.write_many((f"user-{k:08d}", {"n": n}) for k in range(catalogs))
+    first, *further = ((after - before) / catalogs for before, after in pairwise(sizes))
+    # Half as much again, for another Redis.
+    assert first < 235 * 1.5
+    assert sum(further) / len(further) < 69 * 1.5
+
+
+def test_the_user_on_the_security_page_can_do_what_a_lake_does_and_no_more(
+    tmp_path: Path, file_config: dict[str, str]
+) -> None:
+    [line] = re.findall(r"^```conf\n(.*)\n```$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    conf = tmp_path / "redis.conf"
+    user = line.replace("s3:my-lake:", "file:test:")
+    conf.write_text(f"include {CONF / 'redis-index.conf'}\n{user}\n")
+    with RedisServer(tmp_path / "redis", conf=conf) as server:
+        url = f"redis://lake:a-password@{LOOPBACK}:{server.port}/0"
+        with Lake(url, snapshot="always") as lake:
+            lake.update_config(file_config)
+            first = lake.write("users", {"n": 1}, meta={"by": "test"})
+            lake.write_many([("users", {"n": 2}), ("others", 1)])
+            lake.write_file("users", "/a.txt", b"x")
+            lake.remove_delta("others", lake.list("others").version)
+            lake.read_map(lake.list("users", as_of=first))
+            lake.motion_sample("users", "seen", ["users"], None, lambda changed: None)
+            lake.read_map("users")
+            lake.clear_history("users")
+            assert lake.read_map("users") == {"n": 2}
+            assert (lake.meta("users"), list(lake.catalogs())) == ({"by": "test"}, ["users"])
+        with redis.Redis.from_url(url) as client:
+            for command in ("KEYS *", "CONFIG GET save", "SHUTDOWN", "SCRIPT FLUSH", "GET other", "INFO"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*command.split())
+        with Lake(url, config={**file_config, "Name": "other"}) as lake, pytest.raises(IndexDenied):
+            lake.write("users", 1)
+
+
+def test_the_policy_on_the_security_page_has_the_rights_of_one_lake() -> None:
+    [block] = re.findall(r"^```jsonc\n(.*?)^```$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE | re.S)
+    setting = json.loads((CONF / "lake.setting.example.json").read_text())
+    objects, bucket = json.loads(block)["Statement"]
+    arn = f"arn:aws:s3:::{setting['Bucket']}"
+    assert (objects["Action"], objects["Resource"]) == (
+        ["s3:GetObject", "s3:PutObject"],
+        f"{arn}/{setting['BasePath']}/*",
+    )
+    assert (bucket["Action"], bucket["Resource"]) == ("s3:ListBucket", arn)
 
 
 def test_sets_of_long_members_stay_packed(index: RedisServer, file_config: dict[str, str]) -> None:
@@ -361,10 +446,11 @@ def test_the_job_applies_each_version_once_with_the_wheel_alone(
         rows = [{"id": n, "name": None if n == 3 else f"user {n}", "visits": 2} for n in range(20)]
         told = {"app": "users-daily", "version": 20240131, "documents": 20, "errors": 0}
         assert run("2024-01-31", rows) == {**told, "rows": 20}
+        versions = {name: lake.list(name).version for name in lake.catalogs()}
         # The same version with other rows: what was in stays as it is.
         assert run("2024-01-31", [{"id": 3, "visits": 99}]) == {**told, "rows": 1}
         assert lake.read_map("user-3") == {"name": "Carol", "visits": 2}
         assert lake.read_map("user-19") == {"name": "user 19", "visits": 2}
-        assert len(lake.list("user-3").deltas) == 2
+        assert versions == {name: lake.list(name).version for name in lake.catalogs()}
     figures = [json.loads(path.read_text()) for path in (tmp_path / "figures").iterdir()]
     assert {line["outcome"] for line in figures if line["kind"] == "job"} == {"done"}
