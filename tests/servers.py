@@ -190,7 +190,10 @@ def redis_executable() -> str:
 
 
 class RedisServer(_Server):
-    """A Redis of its own. `args` go to its command line: ("--appendonly", "yes") survives kill()."""
+    """A Redis of its own. `args` go to its command line: ("--appendonly", "yes") survives kill().
+
+    With `conf` it is set up by that file; without one it saves nothing that `args` do not ask for.
+    """
 
     name = "redis"
 
@@ -200,9 +203,11 @@ class RedisServer(_Server):
         *,
         port: int | None = None,
         args: Sequence[str] = (),
+        conf: Path | None = None,
         clock: bool = False,
     ) -> None:
         super().__init__(folder)
+        self._conf = [str(conf)] if conf else []
         self._fixed = port is not None
         self.port = port or 0
         self.args = tuple(args)
@@ -247,8 +252,9 @@ class RedisServer(_Server):
 
     def _start_on(self, port: int) -> bool:
         seen = self.log.stat().st_size if self.log.exists() else 0
-        options = ["--port", str(port), "--bind", LOOPBACK, "--dir", str(self.folder), "--save", "", *self.args]
-        self.process = _Process([redis_executable(), *options], self.log, self._environment())
+        saving = [] if self._conf else ["--save", ""]
+        options = ["--port", str(port), "--bind", LOOPBACK, "--dir", str(self.folder), *saving, *self.args]
+        self.process = _Process([redis_executable(), *self._conf, *options], self.log, self._environment())
 
         # Its own log, not a PING: on a port that was taken, somebody else's Redis would answer.
         def ready() -> bool:
