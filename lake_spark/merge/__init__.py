@@ -2,6 +2,18 @@
 
 from lake_spark.merge.diff import diff
 from lake_spark.merge.fold import Fold, check_body
-from lake_spark.merge.jsontext import Number, are_json, check_depth, dumps, encode, loads, loads_each
+from lake_spark.merge.jsontext import Number, are_json, check_depth, dumps, encode, loads, loads_each, pretty
 
-__all__ = ["Fold", "Number", "are_json", "check_body", "check_depth", "diff", "dumps", "encode", "loads", "loads_each"]
+__all__ = [
+    "Fold",
+    "Number",
+    "are_json",
+    "check_body",
+    "check_depth",
+    "diff",
+    "dumps",
+    "encode",
+    "loads",
+    "loads_each",
+    "pretty",
+]
