@@ -68,7 +68,10 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            # Here, and not at the end of the process: a reader that has gone is no error.
+            sys.stdout.flush()
+            return result
         except LakeError as error:
             _report(ctx, error, retryable=error.retryable)
             raise typer.Exit(ExitCode.NOT_FOUND if isinstance(error, NotFound) else ExitCode.ERROR) from None
