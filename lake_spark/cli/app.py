@@ -90,6 +90,7 @@ def _report(ctx: Any, error: Exception, *, retryable: bool) -> None:
 
 
 app = typer.Typer(
+    name="lake",
     cls=_Group,
     add_completion=False,
     no_args_is_help=True,

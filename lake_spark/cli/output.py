@@ -53,7 +53,7 @@ class Output:
         console = self._console()
         with console.capture() as drawn:
             console.print(table)
-        print("\n".join(line.rstrip() for line in drawn.get().strip("\n").splitlines()))
+        print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
 
     def record(self, mapping: Mapping[str, object]) -> None:
         """Names and values, one pair to a line. None is left out."""
