@@ -217,6 +217,14 @@ def test_a_terminal_has_colours_and_the_same_text(url: str, lake: Lake) -> None:
     assert re.search(r"\x1b\[32m\+  \"n\": 2", changes)
 
 
+def test_json_is_utf_8_whatever_the_terminal_speaks(url: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.write("Ünï", {"city": "Tromsø"})
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert process("cat", "Ünï", "--json", url=url, encoding="utf-8").stdout == '{"city":"Tromsø"}\n'
+    assert "Ünï" in process("ls", url=url, encoding="utf-8").stdout
+    assert process("cat", "Ø", url=url, encoding="utf-8").stderr == "error: there is no catalog 'Ø'\n"
+
+
 # Secrets
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import sys
 import warnings
 from enum import IntEnum
@@ -124,4 +125,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def main() -> None:
     """Run the command that the arguments of this process name."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        # JSON is UTF-8, whatever the locale is.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     load()(prog_name="lake")
