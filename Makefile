@@ -16,7 +16,7 @@ venv: $(VENV)/.made
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[spark,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[spark,embedded,cli,dev]'
 	touch $@
 
 test: venv

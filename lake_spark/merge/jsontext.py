@@ -166,6 +166,11 @@ def dumps(value: Any) -> bytes:
         raise InvalidBody(f"nested more than {MAX_DEPTH} deep, or contains itself") from None
 
 
+def pretty(data: bytes) -> bytes:
+    """A JSON text, indented for people; numbers, strings and the order of keys stay as they are."""
+    return msgspec.json.format(data, indent=2)
+
+
 def canonical(value: Any) -> str:
     """The same text for two documents exactly when they differ in nothing but the order of keys."""
     return _encode_sorted(value).decode()
