@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import redis
 from servers import RedisServer, TcpProxy
@@ -33,6 +34,7 @@ from lake_spark.errors import (
 from lake_spark.index import TransactionIndex, abort_if_expired, scripts
 from lake_spark.index.scripts import Script
 from lake_spark.names import delta_key, segment_key, snapshot_key
+from lake_spark.segment import write_segment
 from lake_spark.storage import FileStorage
 
 APPEND = MergeType.RFC6902
@@ -275,7 +277,8 @@ def test_scripts_flushed_in_mid_run_are_sent_again(redis_url: str, lake: Lake) -
 KILLED_WRITER = """
     import os, signal, sys
     from lake_spark import Lake
-    from lake_spark.storage import FileStorage
+    from lake_spark.segment import write_segment
+from lake_spark.storage import FileStorage
 
     class Deadly(FileStorage):
         '''Dies at its first put: before the object is there, or right after.'''
@@ -580,6 +583,25 @@ def test_swapped_objects_are_an_error(password: str, redis_url: str, file_config
     for place, body in zip(places, reversed(bodies), strict=True):
         place.write_bytes(body)
     with Lake(redis_url, config=config) as lake, pytest.raises(CorruptObject, match=str(second)):
+        lake.read_bytes("a")
+
+
+@pytest.mark.parametrize("column", ["path", "merge_type"])
+def test_what_is_to_be_done_with_an_encrypted_body_cannot_be_changed(
+    column: str, redis_url: str, file_config: dict[str, str]
+) -> None:
+    config = {**file_config, "AESPwd": "a password"}
+    with Lake(redis_url, config=config) as lake:
+        lake.write_many([("a", {"n": 1}, "/public"), ("a", {"m": 2}, "/secret")])
+        [segment] = {delta.segment for delta in lake.list("a").deltas if delta.segment}
+    place = Path(config["BasePath"]) / segment_key(segment)
+    rows = pq.read_table(place).to_pydict()
+    bodies = iter(rows["body"])
+    # Whoever has no password can still make a file whose checksums are right.
+    changed = {"path": ["/secret", "/secret"], "merge_type": [1, 2]}
+    forged = {**rows, column: changed[column], "body": ["{}", "{}"]}
+    place.write_bytes(write_segment(segment, forged, seal=lambda *_: next(bodies)).data)
+    with Lake(redis_url, config=config) as lake, pytest.raises(CorruptObject, match=segment):
         lake.read_bytes("a")
 
 

@@ -156,7 +156,7 @@ def test_empty_segment_and_empty_spans() -> None:
     empty = write_segment(NAME, {name: [] for name in columns(1)})
     assert list(empty.spans()) == []
     reader = SegmentReader(Store(empty.data), NAME)
-    assert (reader.rows, reader.read(0, 0), list(reader.batches())) == (0, [], [])
+    assert (reader.rows, reader.read(0, 0)) == (0, [])
     full = SegmentReader(Store(write_segment(NAME, columns(5)).data), NAME)
     assert list(full.read_many([(0, 0, "x"), (5, 0, None)])) == [[], []]
     assert list(full.read_many([])) == []
@@ -211,7 +211,7 @@ def test_small_segment_is_read_with_one_get() -> None:
     store = Store(segment.data)
     reader = SegmentReader(store, NAME)
     read_all(reader, segment)
-    list(reader.batches())
+    reader.read(0, 100)
     assert store.gets == [len(segment.data)]
 
 
@@ -244,12 +244,12 @@ def test_spans_in_any_order_and_overlapping_are_answered_in_that_order() -> None
     assert list(reader.read_many(spans)) == [everything[row : row + count] for row, count, _ in spans]
 
 
-def test_bodies_are_sealed_with_their_row_and_opened_with_it() -> None:
-    def seal(row: int, body: bytes) -> bytes:
-        return b"\xff%d#" % row + body[::-1]
+def test_bodies_are_sealed_for_their_place_and_opened_with_it() -> None:
+    def seal(place: str, body: bytes) -> bytes:
+        return b"\xff%s#" % place.encode() + body[::-1]
 
-    def unseal(row: int, body: bytes) -> bytes:
-        prefix = b"\xff%d#" % row
+    def unseal(place: str, body: bytes) -> bytes:
+        prefix = b"\xff%s#" % place.encode()
         assert body.startswith(prefix)
         return body.removeprefix(prefix)[::-1]
 
@@ -257,22 +257,12 @@ def test_bodies_are_sealed_with_their_row_and_opened_with_it() -> None:
     segment = write_segment(NAME, given, seal=seal, group_rows=50)
     reader = SegmentReader(Store(segment.data), NAME, unseal=unseal)
     assert read_all(reader, segment) == by_catalog(given)
-    batches = pa.concat_tables(reader.batches())
-    assert sorted(batches["body"].to_pylist()) == sorted(body.decode() for body in given["body"])
     stored = pq.read_table(io.BytesIO(segment.data))["body"]
     assert str(stored.type) == "binary"
     assert stored[7].as_py().startswith(b"\xff7#")
     assert not any(body in segment.data for body in given["body"])
     with pytest.raises(CorruptObject, match=f"{KEY}.*encrypted"):
         SegmentReader(Store(segment.data), NAME).read(0, 1)
-
-
-def test_batches_give_chosen_columns_a_row_group_at_a_time() -> None:
-    given = columns(250)
-    segment = write_segment(NAME, given, group_rows=100)
-    batches = list(SegmentReader(Store(segment.data), NAME).batches(["catalog", "body"]))
-    assert [batch.num_rows for batch in batches] == [100, 100, 50]
-    assert batches[0].column_names == ["catalog", "body"]
 
 
 def test_large_bodies_get_row_groups_of_their_own() -> None:
@@ -308,7 +298,7 @@ def damaged_reads(data: bytes, segment: Segment) -> Iterator[Any]:
     """What both ways of reading everything make of the data: the rows, or the error."""
     for read in (
         lambda: read_all(SegmentReader(Store(data), NAME), segment),
-        lambda: pa.concat_tables(SegmentReader(Store(data), NAME).batches()).to_pydict(),
+        lambda: SegmentReader(Store(data), NAME).read(0, segment.rows),
     ):
         try:
             yield read()
@@ -318,7 +308,7 @@ def damaged_reads(data: bytes, segment: Segment) -> Iterator[Any]:
 
 def test_no_flipped_bit_is_ever_read_as_data() -> None:
     segment, expected = small()
-    whole = pa.concat_tables(SegmentReader(Store(segment.data), NAME).batches()).to_pydict()
+    whole = SegmentReader(Store(segment.data), NAME).read(0, segment.rows)
     data = bytearray(segment.data)
     tried = refused = 0
     for position in range(len(data)):

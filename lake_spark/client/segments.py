@@ -19,8 +19,8 @@ def store_segment(
     """Write the rows as a segment, encrypted where the lake is, and store it."""
     key = segment_key(name)
 
-    def seal(row: int, body: bytes) -> bytes:
-        return session.codec.encode(f"{key}#{row}", body)
+    def seal(place: str, body: bytes) -> bytes:
+        return session.codec.encode(f"{key}#{place}", body)
 
     segment = write_segment(
         name,
@@ -47,8 +47,8 @@ def segment_reader(session: Session, name: str) -> SegmentReader:
             f"{key}@{start}+{length}", lambda: session.storage.get(key, start=start, length=length)
         )
 
-    def unseal(row: int, body: bytes) -> bytes:
-        return session.codec.decode(f"{key}#{row}", body)
+    def unseal(place: str, body: bytes) -> bytes:
+        return session.codec.decode(f"{key}#{place}", body)
 
     known = session.footers.get(name)
     reader = SegmentReader(fetch, name, unseal=unseal if session.codec.encrypts else None, metadata=known)

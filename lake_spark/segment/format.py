@@ -13,13 +13,15 @@ before pyarrow sees a byte.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 
 Kind = Literal["deltas", "snapshots"]
+# Encrypts, or decrypts, the body at a place: see `place_of`.
+Seal = Callable[[str, bytes], bytes]
 
 COLUMNS = ("catalog", "merge_type", "path", "body", "meta")
 VERSION = b"1"
@@ -54,6 +56,11 @@ def schema(*, sealed: bool) -> pa.Schema:
         pa.field("meta", pa.string()),
     ]
     return pa.schema(fields)
+
+
+def place_of(row: int, merge_type: int, path: str) -> str:
+    """What the encryption of a body vouches for: where it is, and what is to be done with it."""
+    return f"{row}#{merge_type}{path}"
 
 
 def pack_check(ranges: Sequence[ByteRange], offset: int, footer: bytes) -> bytes:

@@ -68,7 +68,7 @@ class SegmentMetadata:
 class SegmentReader:
     """Reads a segment through `fetch(start, length)`; a negative start is a suffix of the object.
 
-    `unseal(row, body)` decrypts what the writer's `seal` encrypted. `metadata`, from an earlier reader of the
+    `unseal(place, body)` decrypts what the writer's `seal` encrypted. `metadata`, from an earlier reader of the
     same segment, saves the get of the footer. What is damaged, cut short, another segment or not one at all
     raises CorruptObject; what `fetch` raises passes through.
     """
@@ -78,7 +78,7 @@ class SegmentReader:
         fetch: Fetch,
         name: str,
         *,
-        unseal: Callable[[int, bytes], bytes] | None = None,
+        unseal: f.Seal | None = None,
         metadata: SegmentMetadata | None = None,
     ) -> None:
         self.name = name
@@ -154,20 +154,6 @@ class SegmentReader:
         for group in range(bisect_right(starts, row) - 1, min(bisect_left(starts, row + count), len(sizes))):
             yield group, sizes[group]
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows, a row group at a time, in the columns asked for; bodies are decrypted."""
-        names = list(columns if columns is not None else f.COLUMNS)
-        starts = self.metadata.starts
-        groups = self._groups(list(range(len(starts) - 1)), names)
-        for start, table in zip(starts, groups, strict=False):
-            if self.metadata.sealed and "body" in names:
-                bodies: list[Any] = table["body"].to_pylist()
-                opened = pa.array([self._open(start + n, body) for n, body in enumerate(bodies)], pa.string())
-                field = f.schema(sealed=False).field("body")
-                yield table.set_column(names.index("body"), field, opened)
-            else:
-                yield table
-
     def _suffix(self, tail: bytes, length: int) -> bytes:
         """At least the last `length` bytes of the object, of which `tail` is known."""
         if len(tail) >= length:
@@ -234,17 +220,19 @@ class SegmentReader:
             at += many
         # Text becomes bytes for nothing, and stays undecoded.
         bodies = _one_array(table["body"]).cast(pa.binary())
+        merge_types, paths = _values(table["merge_type"]), _values(table["path"])
         if self.metadata.sealed:
             rows = (row + n for _, row, many in visit.pieces for n in range(many))
-            bodies = pa.array(map(self._open, rows, bodies.to_pylist()), pa.binary())
+            places = map(f.place_of, rows, merge_types, paths)
+            bodies = pa.array(map(self._open, places, bodies.to_pylist()), pa.binary())
         meta = table["meta"].cast(pa.binary()).to_pylist() if "meta" in table.column_names else None
         pieces = [(number, many) for number, _, many in visit.pieces]
-        return SegmentPart(pieces, _values(table["merge_type"]), _values(table["path"]), bodies, meta)
+        return SegmentPart(pieces, merge_types, paths, bodies, meta)
 
-    def _open(self, row: int, body: bytes) -> bytes:
+    def _open(self, place: str, body: bytes) -> bytes:
         if self._unseal is None:
             self._corrupt("its bodies are encrypted, and this lake has no password")
-        return self._unseal(row, body)
+        return self._unseal(place, body)
 
     def _groups(self, wanted: list[int], columns: list[str]) -> Iterator[pa.Table]:
         """The row groups in the order given, decoded when they are asked for."""

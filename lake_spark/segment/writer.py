@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -54,20 +55,22 @@ def write_segment(
     *,
     kind: f.Kind = "deltas",
     compression: str = "zstd",
-    seal: Callable[[int, bytes], bytes] | None = None,
+    seal: f.Seal | None = None,
     group_rows: int = GROUP_ROWS,
     group_bytes: int = GROUP_BYTES,
 ) -> Segment:
     """A segment of these rows, ready to be stored under `names.segment_key(name)`.
 
     `rows` has the columns catalog, merge_type, path, body (UTF-8) and meta. `meta` may be missing; snapshots
-    need only catalog and body. The rows of one catalog keep their order. `seal(row, body)` encrypts a body,
-    given its row in the finished segment. Compression: none, gzip, snappy, lz4 or zstd.
+    need only catalog and body. The rows of one catalog keep their order. `seal(place, body)` encrypts a body
+    for its place in the finished segment. Compression: none, gzip, snappy, lz4 or zstd.
     """
     table, index = _sorted(_table(rows, kind))
     if seal is not None:
         bodies: list[Any] = table["body"].cast(pa.binary()).to_pylist()
-        sealed = pa.array([seal(row, body) for row, body in enumerate(bodies)], pa.binary())
+        kinds: list[Any] = table["merge_type"].to_pylist()
+        paths: list[Any] = table["path"].to_pylist()
+        sealed = pa.array(map(seal, map(f.place_of, count(), kinds, paths), bodies), pa.binary())
         table = table.set_column(3, f.schema(sealed=True).field("body"), sealed)
     metadata = {f.VERSION_KEY: f.VERSION, f.NAME_KEY: name.encode(), f.KIND_KEY: kind.encode()}
     table = table.replace_schema_metadata(metadata)
