@@ -18,9 +18,10 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from lake_spark import register
 from lake_spark.embedded import use_java
 from lake_spark.errors import ConfigError
+from lake_spark.spark.local import local_spark
+from lake_spark.spark.source import LakeDataSource
 
 # In the folder of a demo, which the next one may remove.
 MARKER = ".made-by-lake-demo"
@@ -123,17 +124,6 @@ The lake is still there, in {folder}. Where to go next:
   docs/spark.md              views, schemas, options of jobs
   docs/guarantees.md         what is promised, and where it ends"""
 
-# From the first line on: a level set in the session comes too late for what the start itself says.
-_LOGGING = """\
-rootLogger.level = error
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
-
 
 def demo(folder: str) -> None:
     """Make a fresh lake in this folder and show what can be done with it.
@@ -158,7 +148,7 @@ def _make_fresh(folder: Path) -> None:
         raise ConfigError(f"{folder} is there, and no demo has made it: name another folder, or remove this one")
     # A Redis that is still running there notices that its folder is gone, and ends.
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     (folder / MARKER).touch()
 
 
@@ -170,23 +160,12 @@ def _spark() -> Iterator[SparkSession]:
     # The workers have what this Python has.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory(prefix="lake-demo-") as home:
-        logging = Path(home) / "log4j2.properties"
-        logging.write_text(_LOGGING)
-        builder = (
-            SparkSession.builder.master("local[2]")
-            .appName("lake demo")
-            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", "1")
-            .config("spark.sql.warehouse.dir", str(Path(home) / "warehouse"))
-        )
+        # One partition is enough to sort a few thousand rows.
+        builder = local_spark(Path(home)).appName("lake demo").config("spark.sql.shuffle.partitions", "1")
         with _hushed(Path(home) / "spark.log"):
             spark = builder.getOrCreate()
         try:
-            register(spark)
+            spark.dataSource.register(LakeDataSource)
             yield spark
         finally:
             spark.stop()
