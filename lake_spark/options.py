@@ -49,6 +49,7 @@ class Options:
     """How a lake is used. Python names are these; Spark names are the same in camelCase."""
 
     name: str = _option("", "name of the lake when no configuration gives one; part of every Redis key")
+    create: bool = _option(True, "file:DIR: make a lake in the folder if there is none")
     pending: str = _option(
         "error", "what a read does when open writes stand in its way", choices=("error", "wait", "prefix")
     )
@@ -115,7 +116,7 @@ _of_a_job = partial(_option, environment=False)
 class BatchOptions(Options):
     """How a Spark job reads or writes a lake: the options above, and these."""
 
-    url: str = _option("", "the index Redis of the lake; default: LAKE_URL", secret=True)
+    url: str = _option("", "the index Redis of the lake, or file:DIR; default: LAKE_URL", secret=True)
     pending: str = _option(
         "wait", "what a read does when open writes stand in its way", choices=("error", "wait", "prefix")
     )

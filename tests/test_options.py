@@ -14,7 +14,7 @@ from lake_spark.errors import ConfigError
 from lake_spark.options import ENVIRONMENT_PREFIX, Options, camel_case, snake_case
 
 FIELDS = {option.name: option for option in dataclasses.fields(Options)}
-NUMBERS = [name for name, option in FIELDS.items() if not isinstance(option.default, str)]
+NUMBERS = [name for name, option in FIELDS.items() if not isinstance(option.default, (str, bool))]
 WHOLE = [name for name in NUMBERS if isinstance(FIELDS[name].default, int)]
 CHOSEN = [name for name, option in FIELDS.items() if option.metadata["choices"]]
 BOUNDED = [name for name, option in FIELDS.items() if option.metadata["least"] is not None]
@@ -32,6 +32,8 @@ def another(name: str) -> Any:
     option = FIELDS[name]
     if option.metadata["choices"]:
         return next(choice for choice in option.metadata["choices"] if choice != option.default)
+    if isinstance(option.default, bool):
+        return not option.default
     return "other" if isinstance(option.default, str) else option.default + 1
 
 
@@ -67,7 +69,7 @@ def test_every_option_has_a_meaning_and_a_default_it_would_take(name: str) -> No
     option = FIELDS[name]
     assert option.metadata["meaning"]
     assert Options.of({name: option.default}) == Options()
-    assert type(option.default) in (str, int, float)
+    assert type(option.default) in (str, bool, int, float)
 
 
 @pytest.mark.parametrize("value", [None, True, [], "many", "", "nan", "inf", float("nan"), float("inf"), b"1", 1j])
@@ -94,7 +96,7 @@ def test_whole_numbers_keep_every_digit(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, 1, 1.5, b"text", []])
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in NUMBERS])
+@pytest.mark.parametrize("name", [name for name in FIELDS if isinstance(FIELDS[name].default, str)])
 def test_what_is_no_text_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"option {name} takes text, not "):
         Options.of({name: value})

@@ -13,7 +13,8 @@ import msgspec
 from lake_spark.cache import CacheStats
 from lake_spark.client import files, history, reading, transaction, writing
 from lake_spark.client.session import Session, read_config
-from lake_spark.client.settings import Config
+from lake_spark.client.settings import FOLDERS, Config
+from lake_spark.embedded import EmbeddedRedis, folder_of, is_embedded, split_embedded
 from lake_spark.errors import ConfigError, InvalidBody, InvalidInput, InvalidTsSeq
 from lake_spark.index import Connection, check_url, write_setting
 from lake_spark.merge import loads
@@ -35,8 +36,9 @@ class Lake:
     """JSON documents, each kept as an ordered log of changes.
 
     `url` is the index Redis (`redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `host:port`; default:
-    the environment's LAKE_URL); its query may hold options, as in `?pending=wait`. Bodies go to `storage`, else
-    to what `config` describes, else to what `lake.setting` in Redis describes, else to memory with a warning.
+    the environment's LAKE_URL), or `file:DIR`: a folder that has everything in it, with a Redis that is started when
+    it is needed. Its query may hold options, as in `?pending=wait`. Bodies go to `storage`, else to what `config`
+    describes, else to what `lake.setting` in Redis describes, else to memory with a warning.
     Making a Lake connects to nothing.
     Thread-safe, usable after a fork, picklable without its connections.
     """
@@ -55,7 +57,7 @@ class Lake:
         self._url: str | None = None
         in_url: dict[str, str] = {}
         if url is not None:
-            self._url, in_url = split_url(check_url(url))
+            self._url, in_url = split_embedded(url) if is_embedded(url) else split_url(check_url(url))
         self._options = Options.of({**in_url, **options})
         self._storage = storage
         self._config = None if config is None else Config(config)
@@ -232,7 +234,11 @@ class Lake:
     def update_config(self, cfg: Mapping[str, Any]) -> Config:
         """Set names of the configuration in Redis (an empty value removes a name) and use it from now on."""
         connection = self._connection
-        config = Config({**(read_config(connection) or {}), **cfg})
+        before = dict(read_config(connection) or {})
+        if before.get("Storage") in FOLDERS and cfg.get("Storage", "file") not in FOLDERS:
+            # A folder of this machine is no prefix in a bucket.
+            before.pop("BasePath", None)
+        config = Config({**before, **cfg})
         write_setting(connection, config.dump())
         self.close()
         self._config = None
@@ -249,7 +255,11 @@ class Lake:
         if self._url is None:
             raise ConfigError("no lake was named: pass a URL such as redis://localhost:6379, or set LAKE_URL")
         options = self._options
-        return Connection(self._url, options.redis_timeout, options.redis_connect_timeout, options.redis_retries)
+        limits = (options.redis_timeout, options.redis_connect_timeout, options.redis_retries)
+        if is_embedded(self._url):
+            server = EmbeddedRedis(folder_of(self._url), options.create)
+            return Connection(server.url, *limits, server)
+        return Connection(self._url, *limits)
 
     @property
     def _session(self) -> Session:
@@ -293,6 +303,8 @@ class Lake:
         self._start()
 
     def __repr__(self) -> str:
+        if self._url and is_embedded(self._url):
+            return f"Lake({'file:' + folder_of(self._url)!r})"
         place = self._connection.place if self._url else "nowhere"
         return f"Lake({place!r})"
 

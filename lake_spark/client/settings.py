@@ -13,7 +13,9 @@ from lake_spark.options import Options
 from lake_spark.storage import FileStorage, MemoryStorage, S3Storage, Storage
 
 NAMES = ("Name", "Storage", "Bucket", "Endpoint", "Region", "AccessKey", "SecretKey", "AESPwd", "BasePath")
-STORAGES = ("memory", "file", "local", "s3", "oss")
+# Two names of one storage.
+FOLDERS = ("file", "local")
+STORAGES = ("memory", *FOLDERS, "s3", "oss")
 _SECRETS = ("AccessKey", "SecretKey", "AESPwd")
 
 
@@ -70,7 +72,7 @@ def storage_of(config: Config, options: Options) -> Storage:
     kind = config.get("Storage", "memory")
     if kind == "memory":
         return MemoryStorage()
-    if kind in ("file", "local"):
+    if kind in FOLDERS:
         return FileStorage(_needed(config, "BasePath"), fsync=options.fsync)  # type: ignore[arg-type] # checked there
     common: dict[str, Any] = {
         "access_key": config.get("AccessKey"),

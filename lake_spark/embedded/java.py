@@ -9,13 +9,13 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lake_spark.embedded.private import make_private
 from lake_spark.errors import ConfigError
 
 OLDEST = 17
@@ -120,7 +120,7 @@ def _wrapped(java: Path) -> Path:
     failures: list[str] = []
     for cache in _caches():
         try:
-            _make_private(cache)
+            make_private(cache)
             _make_executable(cache / name / "bin" / "java", script)
         except OSError as error:
             failures.append(str(error))
@@ -136,14 +136,6 @@ def _caches() -> Iterator[Path]:
     with contextlib.suppress(RuntimeError):
         yield Path.home() / ".cache" / "lake_spark"
     yield Path(tempfile.gettempdir()) / f"lake_spark-{os.getuid()}"
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder that nobody else can write to: what is in it gets run."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{folder} can be written by others")
 
 
 def _make_executable(path: Path, content: bytes) -> None:

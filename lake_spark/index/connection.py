@@ -7,8 +7,9 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
@@ -63,7 +64,7 @@ def check_url(url: str) -> str:
         shown = f"{parts.scheme}://…" if parts.scheme else "this one"
         raise ConfigError(
             f"not a lake URL: {shown} (expected redis://host:port/db, rediss://…, unix:///path, "
-            "redis+sentinel://host:port,host:port/service/db, or host:port)"
+            "redis+sentinel://host:port,host:port/service/db, host:port, or file:DIR for an embedded lake)"
         )
     if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/?|/[0-9]+", parts.path):
         raise ConfigError(
@@ -76,19 +77,47 @@ def check_url(url: str) -> str:
 def _place(parts: SplitResult) -> str:
     """Where it is, without user and password: a path, or hosts and ports."""
     if parts.scheme == "unix":
-        return parts.path
+        return unquote(parts.path)
     hosts = parts.netloc.rpartition("@")[2].split(",")
     return ",".join(host if re.search(r":[0-9]+$", host) else f"{host}:6379" for host in hosts)
 
 
+class Server(Protocol):
+    """A Redis that runs when somebody connects to it. A plain value, as a connection is."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """The server runs while this is held, and afterwards for as long as somebody is connected."""
+
+
+class _ToServer(redis.UnixDomainSocketConnection):
+    """A connection that starts the server where it must: the first one, and any after it has died."""
+
+    def __init__(self, *, server: Server, **settings: Any) -> None:
+        super().__init__(**settings)  # type: ignore[no-untyped-call] # redis-py leaves it untyped
+        self._server = server
+
+    def connect(self) -> None:
+        if self._sock is not None:
+            return
+        with self._server.running():
+            super().connect()  # type: ignore[no-untyped-call] # as above
+            # An answer: the server has seen this connection, and stays for it.
+            self.send_command("PING")  # type: ignore[no-untyped-call] # as above
+            self.read_response()
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the index is and how long to try. A plain value: clients are kept per process."""
+    """Where the index is and how long to try. A plain value: clients are kept per process.
+
+    `server` is what must run for that, if it is ours to start; the URL is that of its socket.
+    """
 
     url: str = field(repr=False)
     timeout: float = 5.0
     connect_timeout: float = 5.0
     retries: int = 3
+    server: Server | None = None
 
     @property
     def place(self) -> str:
@@ -111,6 +140,10 @@ class Connection:
             "socket_connect_timeout": self.connect_timeout,
             "socket_keepalive": True,
         }
+        if self.server is not None:
+            del settings["socket_keepalive"]
+            pool = redis.ConnectionPool(connection_class=_ToServer, path=self.place, server=self.server, **settings)
+            return redis.Redis(connection_pool=pool)
         parts = urlsplit(self.url)
         if parts.scheme != "redis+sentinel":
             if parts.scheme == "unix":

@@ -21,7 +21,7 @@ from lake_spark.spark.bad_rows import bad_rows_file
 from lake_spark.spark.bodies import RowBodies
 from lake_spark.spark.metrics import Figures, metered, total
 from lake_spark.spark.rows import COLUMNS, sort_keys
-from lake_spark.spark.session import session_of
+from lake_spark.spark.session import make_lake, session_of
 from lake_spark.spark.writing import StagedTask, WriteTask, commit_job
 
 
@@ -104,6 +104,7 @@ class LakeWriter(DataSourceArrowWriter):
         # Not a monotonic clock: the commit runs in another process.
         self._began = time.time()
         version = options.txn_version if options.txn_app_id else None
+        make_lake(options)
         index = session_of(options).index
         self._txn = TransactionIndex.begin(index, options.lease, options.txn_app_id, version)
 
