@@ -28,7 +28,7 @@ lint: venv
 	$(BIN)/mypy
 
 demo: venv
-	$(BIN)/python -c "from lake_spark.spark.demo import demo; demo('./demo-lake')"
+	$(BIN)/lake demo
 
 bench: venv
 	$(BIN)/python -m bench --quick

@@ -73,9 +73,9 @@ def _running(place: Place) -> Iterator[Any]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
     from bench.sources import Noop, Timed
-    from lake_spark.spark.local import local_spark
+    from lake_spark.spark.local import quiet_builder
 
-    builder = local_spark(place.folder).appName("bench").master(f"local[{_CORES}]")
+    builder = quiet_builder(place.folder, _CORES).appName("bench")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     for source in (Noop, Timed):
         spark.dataSource.register(source)

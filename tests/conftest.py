@@ -104,11 +104,11 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     """One Spark for all tests: two cores in this process's own JVM, which knows the lake."""
     # Not at the top: most tests do without Spark, and importing it takes a second.
     import lake_spark
-    from lake_spark.spark.local import local_spark
+    from lake_spark.spark.local import quiet_builder
 
     folder = tmp_path_factory.mktemp("spark")
     builder = (
-        local_spark(folder)
+        quiet_builder(folder)
         .appName("lake_spark tests")
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "4")

@@ -658,3 +658,37 @@ def test_rm_delta_refuses_one_that_a_snapshot_contains(result: Run, lake: Lake, 
         saving.read_bytes("users")
     refused = result("rm-delta", "users", str(first), code=1)
     assert "is part of a snapshot already: write the change that undoes it" in refused["message"]
+
+
+# An embedded lake
+
+
+def test_a_lake_in_a_folder_is_made_by_a_write_and_never_by_a_look(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'lake'}"
+
+    def lake(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, "--url", url, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    for look in (("ls",), ("cat", "users"), ("stat",)):
+        done = lake(*look)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "there is no lake in" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert lake("put", "users", '{"n":1}').returncode == 0
+    assert lake("cat", "users", "--json").stdout == '{"n":1}\n'
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_it_is_and_ends_when_told(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "lake"
+    with subprocess.Popen([*COMMAND, "serve", str(folder), "--json"], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        found = json.loads(server.stdout.readline())
+        assert found["url"] == f"file:{folder}"
+        with Lake(found["redis"]) as lake:
+            lake.write("a", {"n": 1})
+        server.send_signal(number)
+        assert server.wait(timeout=30) == 0
+    with Lake(found["url"]) as lake:
+        assert lake.read_map("a") == {"n": 1}

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(url: str | None, *, configured: bool = True) -> Iterator[Lake]:
+def opened(url: str | None, *, configured: bool = True, create: bool = False) -> Iterator[Lake]:
     """The lake of a command, closed at its end.
 
-    A lake whose bodies would be in the memory of this process is refused, unless `configured` is False.
+    A lake whose bodies would be in the memory of this process is refused, unless `configured` is False. With `create`
+    an embedded lake is made where there is none: a command that only looks must not do that.
     """
     # Not at the top: `lake --help` needs none of it.
     from lake_spark.client import Lake
@@ -31,7 +32,7 @@ def opened(url: str | None, *, configured: bool = True) -> Iterator[Lake]:
     url = url or os.environ.get("LAKE_URL")
     if not url:
         raise typer.BadParameter("no lake was named: pass --url, such as --url redis://localhost:6379, or set LAKE_URL")
-    with Lake(url) as lake:
+    with Lake(url, create=create) as lake:
         if configured and lake.get_config().get("Storage", "memory") == "memory":
             place = lake._connection.place
             raise ConfigError(f"Redis at {place} has no lake.setting that says where bodies are: see lake init --help")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,10 +16,8 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from lake_spark.embedded import use_java
 from lake_spark.errors import ConfigError
 from lake_spark.spark.local import local_spark
-from lake_spark.spark.source import LakeDataSource
 
 # In the folder of a demo, which the next one may remove.
 MARKER = ".made-by-lake-demo"
@@ -154,37 +150,15 @@ def _make_fresh(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _spark() -> Iterator[SparkSession]:
-    """A small Spark of its own that keeps its noise to itself."""
-    use_java()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The workers have what this Python has.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    """A small Spark that leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="lake-demo-") as home:
+        spark = local_spark("lake demo", home)
         # One partition is enough to sort a few thousand rows.
-        builder = local_spark(Path(home)).appName("lake demo").config("spark.sql.shuffle.partitions", "1")
-        with _hushed(Path(home) / "spark.log"):
-            spark = builder.getOrCreate()
+        spark.conf.set("spark.sql.shuffle.partitions", "1")
         try:
-            spark.dataSource.register(LakeDataSource)
             yield spark
         finally:
             spark.stop()
-
-
-@contextlib.contextmanager
-def _hushed(log: Path) -> Iterator[None]:
-    """Let the processes that are started here, for as long as they live, say to a file what they say to stderr."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    except Exception as error:
-        raise RuntimeError(f"Spark did not start: {log.read_text(errors='replace')[-2000:]}") from error
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _run(console: Console, source: str, names: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def _write(
     url: str | None, json: bool, catalog: str, body: bytes, merge: MergeType, path: str, meta: str | None
 ) -> None:
     out = Output(json)
-    with opened(url) as lake:
+    with opened(url, create=True) as lake:
         given = None if meta is None else body_of(meta, "--meta")
         ts_seq = str(lake.write(catalog, body, path=path, merge=merge, meta=given))
     out.text(ts_seq)
@@ -106,7 +106,7 @@ def files(
 
 def _put_file(out: Output, url: str | None, catalog: str, path: str, file: str, meta: str | None) -> None:
     data = body_of("-" if file == "-" else f"@{file}", "FILE")
-    with opened(url) as lake:
+    with opened(url, create=True) as lake:
         lake.write_file(catalog, path, data, meta=None if meta is None else body_of(meta, "--meta"))
     out.text(f"{len(data)} bytes")
     out.result({"path": path, "bytes": len(data)})
@@ -139,7 +139,7 @@ def meta(
     from lake_spark.merge import dumps
 
     out = Output(json)
-    with opened(url) as lake:
+    with opened(url, create=change is not None) as lake:
         if change is not None:
             # An empty JSON patch writes nothing but its meta.
             lake.write(catalog, b"[]", merge=MergeType.RFC6902, meta=body_of(change, "--set"))

@@ -17,9 +17,9 @@ def demo(
     folder: Annotated[Path, typer.Argument(help="Where its lake is made.")] = Path("demo-lake"),
 ) -> None:
     """Write, patch, read and travel in time with Spark, on a lake of its own."""
-    from lake_spark.spark.demo import demo as run  # type: ignore[import-untyped,unused-ignore] # with the demo
+    from lake_spark.spark.demo import demo as run
 
-    run(folder)
+    run(str(folder))
 
 
 @app.command(rich_help_panel=START)
@@ -28,7 +28,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Keep the embedded lake of a folder running until Ctrl-C."""
-    from lake_spark.embedded import serve as keep  # type: ignore[attr-defined,unused-ignore] # with the server
+    from lake_spark.embedded import serve as keep
 
     out = Output(json)
 
