@@ -277,8 +277,7 @@ def test_scripts_flushed_in_mid_run_are_sent_again(redis_url: str, lake: Lake) -
 KILLED_WRITER = """
     import os, signal, sys
     from lake_spark import Lake
-    from lake_spark.segment import write_segment
-from lake_spark.storage import FileStorage
+    from lake_spark.storage import FileStorage
 
     class Deadly(FileStorage):
         '''Dies at its first put: before the object is there, or right after.'''

@@ -51,14 +51,14 @@ class BulkReader:
 
     def documents(self, listings: Iterable[Listing]) -> Iterator[Merged]:
         """The merged document of each listing, or what kept it from being merged."""
-        for group in self._groups(listings, parsed=True):
-            # Parsed JSON has no cycles, and looking for them takes longer than all the merging.
-            with _without_gc():
+        # Listings and parsed JSON have no cycles, and looking for them takes longer than all the merging.
+        with _without_gc():
+            for group in self._groups(listings, parsed=True):
                 group.load()
                 found = [self._document(listing, group) for listing in group.listings]
                 group.forget()
-            tally.count(catalogs=len(found), deltas=sum(each.replayed for each in found if each is not None))
-            yield from (each for each in found if each is not None)
+                tally.count(catalogs=len(found), deltas=sum(each.replayed for each in found if each is not None))
+                yield from (each for each in found if each is not None)
 
     def deltas(self, listings: Iterable[Listing]) -> Iterator[tuple[Listing, Iterator[Body]]]:
         """TsSeq, type, path and body of every delta of each listing."""

@@ -182,7 +182,7 @@ class Index:
         return (
             [
                 *(keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.floor(shard)),
-                *(keys.inflight, keys.aborted, *logs),
+                *(keys.inflight, keys.aborted, keys.seq(shard), *logs),
             ],
             [self._timeout, as_of.score if as_of else "+inf"],
         )

@@ -75,6 +75,11 @@ local function walk(shard, members, timeout, micros)
   return view
 end
 
+-- The score of a snapshot: read off its name, which is quicker than asking for it.
+local function score_of_snapshot(snapshot)
+  return string.format('%s.%06d', string.match(snapshot, '^snap|[^|]+|(%d+)_(%d+)'))
+end
+
 local function stop_of(snapshot)
   return string.match(snapshot, '^snap|[^|]+|([^|]+)')
 end
