@@ -108,22 +108,23 @@ def new_txn() -> str:
 
 
 @_remembered
-def _folder(catalog: str) -> str:
+def catalog_folder(catalog: str) -> str:
+    """Where the objects of a catalog are."""
     return f"{_md5(catalog)[:4]}/{encode_name(catalog)}"
 
 
 def delta_key(catalog: str, ts_seq: TsSeq, merge_type: MergeType) -> str:
-    return f"{_folder(catalog)}/delta/{ts_seq}_{merge_type:d}.json"
+    return f"{catalog_folder(catalog)}/delta/{ts_seq}_{merge_type:d}.json"
 
 
 def snapshot_key(catalog: str, snapshot: Snapshot) -> str:
     """The object of a snapshot; names without a digest are those of Lake V2."""
     digest = f"~{snapshot.digest}" if snapshot.digest else ""
-    return f"{_folder(catalog)}/snap/{snapshot.start}~{snapshot.stop}{digest}.snap"
+    return f"{catalog_folder(catalog)}/snap/{snapshot.start}~{snapshot.stop}{digest}.snap"
 
 
 def file_key(catalog: str, path: str) -> str:
-    return f"{_folder(catalog)}/files/{encode_name(path.removeprefix('/'))}"
+    return f"{catalog_folder(catalog)}/files/{encode_name(path.removeprefix('/'))}"
 
 
 def segment_key(segment: str) -> str:
