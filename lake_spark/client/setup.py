@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from lake_spark.client.doctor import redis_findings, unreachable
-from lake_spark.client.findings import Finding
+from lake_spark.client.findings import Finding, errors_of
 from lake_spark.client.lake import Lake
 from lake_spark.client.probes import storage
 from lake_spark.client.session import read_config
@@ -59,6 +59,11 @@ def check_config(lake: Lake, config: Config, *, create_bucket: bool = False) -> 
         yield Finding("storage.connection", "error", str(error), "the bucket could not be made", "see the reason")
     finally:
         store.close()
+
+
+def refusals(findings: Iterable[Finding]) -> list[Finding]:
+    """The errors for which a setting is not written. A Redis without persistence can still be given one."""
+    return [finding for finding in errors_of(findings) if finding.name != "redis.persistence"]
 
 
 def consequences(lake: Lake, before: Config, config: Config) -> list[str]:

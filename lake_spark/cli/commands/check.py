@@ -87,7 +87,6 @@ def init(
     What is not given stays as it is. Secrets are never arguments: name an environment variable that holds them.
     """
     from lake_spark.client import setup
-    from lake_spark.client.findings import errors_of
 
     out = Output(json)
     if (url or os.environ.get("LAKE_URL") or "").startswith("file:"):
@@ -106,8 +105,7 @@ def init(
         for finding in found:
             if finding.level != "ok":
                 _show(out, finding)
-        refused = [finding for finding in errors_of(found) if finding.name != "redis.persistence"]
-        if refused:
+        if setup.refusals(found):
             out.note("nothing was written: put right what is above, then run the same command again")
             _end(out, found)
         lines = setup.consequences(lake, before, config)
