@@ -1,4 +1,4 @@
-"""`lake fsck`: whatever is wrong between index and objects is found, named, and put right without changing a document."""
+"""`lake fsck`: what is wrong between index and objects is found, named, and put right; no document changes by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lake_spark.client.problems import DropSnapshot, Forget, Problem, repair
 from lake_spark.client.reading import list_catalog, save_snapshot
 from lake_spark.client.transaction import publish, stage
 from lake_spark.client.writing import check_change
-from lake_spark.errors import CorruptObject, LakeError
+from lake_spark.errors import LakeError
 from lake_spark.index import TransactionIndex
 from lake_spark.index.repair import forget_catalog, logs_of, remove_snapshot
 from lake_spark.model import Delta, Run, Snapshot, TsSeq
@@ -193,7 +193,7 @@ def test_a_snapshot_that_cannot_be_read_is_taken_out_and_rebuilt(lake: Lake, dam
     if damage == "missing":
         lake._session.storage.delete(key)
     else:
-        lake._session.storage.put(key, b"{}")
+        lake._session.storage.put(key, lake._session.storage.get(key).replace(b'"a"', b'"z"'))
     assert state(lake)["users"] == "CorruptObject"
     [found] = problems(lake, deep=True)
     assert (found.kind, found.level) == (f"snapshot.{damage}", "warning")
@@ -392,7 +392,7 @@ def test_a_lost_file_and_a_lost_name(lake: Lake) -> None:
     assert "Ü/files" in found["catalog.unlisted"].place
     assert "what|is|this" in found["index.member"].found
     lake.write("Ü/files", {}, merge=MergeType.RFC7396)
-    assert "Ü/files" in set(lake.catalogs())
+    assert logs_of(lake._session.index, ["Ü/files"])[0].registered
 
 
 def test_a_lake_that_is_used_meanwhile_has_no_problems(lake: Lake) -> None:
@@ -457,8 +457,6 @@ def test_logs_in_bulk(lake: Lake) -> None:
     found, nothing = logs_of(lake._session.index, ["users", "nobody"])
     assert (len(found.members), found.registered, found.empty) == (1, True, False)
     assert (nothing.members, nothing.registered, nothing.empty, nothing.floor) == ((), False, True, None)
-    with pytest.raises(CorruptObject):
-        lake.list("users").snapshot or (_ for _ in ()).throw(CorruptObject("none"))
 
 
 def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -137,7 +137,9 @@ class Fsck:
         """The entries whose bodies are missing or damaged, each with the reason; asked again before it is said."""
         wanted: list[tuple[str, Entry]] = [(log.catalog, e) for log in logs for e in (*log.entries, *log.snapshots)]
         objects = [(catalog, e) for catalog, e in wanted if not (isinstance(e, Run) or _in_segment(e))]
-        found = dict(zip(objects, self.session.each(self._object, objects), strict=True))
+        found: dict[tuple[str, Entry], LakeError | None] = dict(
+            zip(objects, self.session.each(self._object, objects), strict=True)
+        )
         in_segments: dict[str, list[tuple[str, Entry]]] = {}
         for catalog, entry in wanted:
             if isinstance(entry, Run) or _in_segment(entry):

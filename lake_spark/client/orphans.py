@@ -78,8 +78,8 @@ class Segments:
                     "segment.orphan",
                     "warning",
                     f"object {stored.key}",
-                    f"no log names this segment of {stored.size} bytes: its transaction was given up, or it was an attempt "
-                    "that did not count",
+                    f"no log names this segment of {stored.size} bytes: its transaction was given up, or its rows were "
+                    "cleared, or it was an attempt that did not count",
                     "delete it (--repair)",
                     DeleteObject(stored.key),
                 )

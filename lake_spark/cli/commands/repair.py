@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lake_spark.cli.app import CARE, ExitCode, Json, Url, Yes, app
 from lake_spark.cli.context import confirm, opened
 from lake_spark.cli.output import Output
+
+if TYPE_CHECKING:
+    from lake_spark.client.problems import Problem
 
 # What a repair does, by the name of its class.
 _STEPS = {
@@ -38,7 +41,8 @@ def fsck(
 ) -> None:
     """Check that every entry of the index has its object, and every object its entry.
 
-    Exit code 5: there are problems (left). No document and no version changes by a repair.
+    With --json each problem is a line, and the last line is the sum. Exit code 5: there are problems (left). No
+    document and no version changes by a repair.
     """
     from lake_spark.client.fsck import Figures, Fsck
     from lake_spark.client.problems import repair as put_right
@@ -47,7 +51,6 @@ def fsck(
     out = Output(json)
     planned: Counter[str] = Counter()
     repaired: Counter[str] = Counter()
-    problems: list[dict[str, Any]] = []
     left = 0
     figures = Figures()
     with opened(url) as lake:
@@ -64,21 +67,17 @@ def fsck(
                 out.text(f"{'':8} {'':20} {problem.found}")
                 if not done:
                     out.text(f"{'':8} {'do:':<20} {problem.action}")
-                if json:
-                    shown = {name: value for name, value in asdict(problem).items() if name != "repair"}
-                    problems.append({**shown, "repaired": done})
+                out.result({"problem": {**_shown(problem), "repaired": done}})
     found = asdict(figures)
     out.record(found)
     out.text(f"{left} problems" + (f", {sum(repaired.values())} repaired" if repaired else ""))
+    out.result({"figures": found, "left": left, "repaired": sum(repaired.values())})
     if planned and not yes:
-        if json:
-            out.result({"problems": problems, "figures": found, "plan": _plan(planned), "done": False})
-            raise typer.Exit(ExitCode.NEEDS_YES)
-        confirm(_plan(planned), yes, out)
-    out.result({"problems": problems, "figures": found, "repaired": sum(repaired.values())})
+        confirm([_STEPS[name].format(count) for name, count in planned.items()], yes, out)
     if left:
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-def _plan(planned: Counter[str]) -> list[str]:
-    return [_STEPS[name].format(count) for name, count in planned.items()]
+def _shown(problem: Problem) -> dict[str, str]:
+    names = ("kind", "level", "place", "found", "action")
+    return {name: getattr(problem, name) for name in names}
