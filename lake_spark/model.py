@@ -93,8 +93,17 @@ class Delta:
     row: int = 0
 
     @property
+    def first(self) -> TsSeq:
+        return self.ts_seq
+
+    @property
     def last(self) -> TsSeq:
         return self.ts_seq
+
+    @property
+    def count(self) -> int:
+        """How many deltas it is, as for a run."""
+        return 1
 
     @property
     def known_type(self) -> MergeType:

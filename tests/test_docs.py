@@ -15,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 from lake_spark import Lake, errors
+from lake_spark.cli import app as cli
 from lake_spark.client.settings import Config, storage_of
 from lake_spark.options import Options
 
@@ -29,8 +31,10 @@ NOT_RUN = {
     "make test": "it runs this test",
     "make venv": "it has made the environment of this test",
     "pip install .": "it needs the network",
+    "pip install 'lake-spark[cli]'": "it needs the network",
+    "lake demo": "it needs Spark",
 }
-SERVERS = ("redis-server ",)
+SERVERS = ("redis-server ", "lake serve ")
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
@@ -44,6 +48,12 @@ def name_of(page: Path) -> str:
 
 def blocks(page: Path, *languages: str) -> list[str]:
     return [text for language, text in _BLOCK.findall(page.read_text()) if language in languages]
+
+
+def lake_lines(page: Path) -> list[str]:
+    """The lines of a page that run the `lake` command."""
+    lines = "".join(blocks(page, "sh")).splitlines()
+    return [line for line in lines if line.startswith("lake ") and line not in NOT_RUN and not line.startswith(SERVERS)]
 
 
 def pages_with(language: str) -> list[Path]:
@@ -92,11 +102,41 @@ def test_there_are_python_blocks_on_the_pages_that_teach() -> None:
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
 def test_shell_lines_run_or_have_a_reason_not_to(page: Path) -> None:
     for line in "".join(blocks(page, "sh")).splitlines():
-        if line in NOT_RUN or line.startswith(SERVERS):
+        if line in NOT_RUN or line.startswith((*SERVERS, "lake ")):
             continue
         assert line.startswith(".venv/bin/python "), f"neither run nor explained: {line}"
         command = [sys.executable, *shlex.split(line)[1:]]
         subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if lake_lines(page)], ids=name_of)
+def test_lake_command_lines_run_in_order(
+    page: Path, redis_url: str, file_config: dict[str, str], tmp_path: Path
+) -> None:
+    with Lake(redis_url) as lake:
+        lake.update_config(file_config)
+        script = tmp_path / "bin" / "lake"
+        script.parent.mkdir()
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lake_spark.cli "$@"\n')
+        script.chmod(0o755)
+        environment = {**os.environ, "LAKE_URL": redis_url, "LAKE_SNAPSHOT": "never", "PYTHONPATH": str(ROOT)}
+        environment["PATH"] = f"{script.parent}:{os.environ['PATH']}"
+        for line in lake_lines(page):
+            written = [str(delta.ts_seq) for delta in lake.list("users").deltas]
+            # The n-th change of users has this name on the pages.
+            command = line
+            for number, ts_seq in enumerate(written, 1):
+                command = command.replace(f"1700000000_{number}", ts_seq)
+            done = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_every_lake_command_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    for command in typer.main.get_command(cli.load()).commands:  # type: ignore[attr-defined] # of a group
+        assert re.search(rf"^lake {command}\b", text, re.M), f"docs/cli.md has no line for lake {command}"
 
 
 def test_no_reason_not_to_run_a_line_is_left_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import sys
 import warnings
 from enum import IntEnum
@@ -68,7 +69,10 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            # Here, and not at the end of the process: a reader that has gone is no error.
+            sys.stdout.flush()
+            return result
         except LakeError as error:
             _report(ctx, error, retryable=error.retryable)
             raise typer.Exit(ExitCode.NOT_FOUND if isinstance(error, NotFound) else ExitCode.ERROR) from None
@@ -87,6 +91,7 @@ def _report(ctx: Any, error: Exception, *, retryable: bool) -> None:
 
 
 app = typer.Typer(
+    name="lake",
     cls=_Group,
     add_completion=False,
     no_args_is_help=True,
@@ -120,4 +125,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def main() -> None:
     """Run the command that the arguments of this process name."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        # JSON is UTF-8, whatever the locale is.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     load()(prog_name="lake")

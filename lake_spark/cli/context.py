@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +16,7 @@ from lake_spark.cli.output import Output
 from lake_spark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lake_spark import Lake
+    from lake_spark.client import Lake
 
 
 @contextmanager
@@ -24,7 +26,7 @@ def opened(url: str | None, *, configured: bool = True) -> Iterator[Lake]:
     A lake whose bodies would be in the memory of this process is refused, unless `configured` is False.
     """
     # Not at the top: `lake --help` needs none of it.
-    from lake_spark import Lake
+    from lake_spark.client import Lake
 
     url = url or os.environ.get("LAKE_URL")
     if not url:
@@ -46,3 +48,15 @@ def confirm(plan_lines: Sequence[str], yes: bool, out: Output) -> None:
     out.result({"plan": plan_lines, "done": False})
     out.note("nothing was changed: add --yes to do it")
     raise typer.Exit(ExitCode.NEEDS_YES)
+
+
+def body_of(given: str | None, what: str = "BODY") -> bytes:
+    """The bytes that an argument means: itself, a file (`@name`), or standard input (`-`, or nothing)."""
+    if given is None or given == "-":
+        return sys.stdin.buffer.read()
+    if given.startswith("@"):
+        try:
+            return Path(given[1:]).read_bytes()
+        except OSError as error:
+            raise typer.BadParameter(f"{what} is {given}, and that file cannot be read: {error.strerror}") from None
+    return os.fsencode(given)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Protocol
+
+from lake_spark.model import TsSeq
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +50,10 @@ class Output:
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in shown:
             table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-        self._console().print(table)
+        console = self._console()
+        with console.capture() as drawn:
+            console.print(table)
+        print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
 
     def record(self, mapping: Mapping[str, object]) -> None:
         """Names and values, one pair to a line. None is left out."""
@@ -142,3 +148,17 @@ class _Bar:
 
     def advance(self, n: float = 1) -> None:
         self._bars.advance(self._task, n)
+
+
+def moment(ts_seq: TsSeq) -> str:
+    """The second of a TsSeq, as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(ts_seq.seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def size_of(count: float) -> str:
+    """A number of bytes as people read it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -106,7 +106,7 @@ class BulkReader:
 
 
 def _count(listing: Listing) -> int:
-    return sum(entry.count if isinstance(entry, Run) else 1 for entry in listing.entries)
+    return sum(entry.count for entry in listing.entries)
 
 
 def _merged(listing: Listing, group: _Group) -> Document:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -30,7 +29,6 @@ Target = Listing | str
 Moment = TsSeq | datetime | str | int | float
 
 _PENDING = ("error", "wait", "prefix")
-_CATALOG_BATCH = 1024
 
 
 class Lake:
@@ -151,9 +149,7 @@ class Lake:
 
     def catalogs(self, prefix: str = "") -> Iterator[str]:
         """The names of the catalogs that exist, in no order."""
-        names = self._session.index.catalogs(_text("prefix", prefix))
-        while batch := [*islice(names, _CATALOG_BATCH)]:
-            yield from (listing.catalog for listing in self._session.index.listings(batch) if listing.exists)
+        return (listing.catalog for listing in reading.existing(self._session, _text("prefix", prefix)))
 
     # Meta, files, samples
 
@@ -244,7 +240,7 @@ class Lake:
 
     def cache_stats(self) -> dict[str, CacheStats]:
         """Hits and misses of the caches of this process."""
-        return {"snapshots": self._session.snapshots.stats(), "deltas": self._session.deltas.stats()}
+        return self._session.cache_stats()
 
     # Life
 

@@ -16,7 +16,7 @@ from lake_spark.errors import CatalogNotFound, CorruptObject, LakeError, MergeEr
 from lake_spark.index import SnapshotClaim, abort_if_expired, digest_of
 from lake_spark.merge import Fold
 from lake_spark.model import ZERO, Delta, Listing, Run, Snapshot, TsSeq
-from lake_spark.names import delta_key, snapshot_key
+from lake_spark.names import SHARDS, delta_key, snapshot_key
 from lake_spark.tally import count
 from lake_spark.trace import span
 
@@ -25,6 +25,8 @@ log = logging.getLogger("lake_spark")
 # Single bodies that are loaded together, and rows of a run: memory is bounded by these many.
 _WINDOW = 256
 _ROWS = 4096
+_CATALOGS = 1024
+_MANY_NAMES = 1_000_000
 _AUTO_DELTAS = 16
 _RELISTINGS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -51,6 +53,17 @@ def list_catalog(
             listing = session.index.listing(catalog, strict_pending=strict_pending, as_of=as_of)
         step.set(version=listing.version, entries=len(listing.entries))
     return listing
+
+
+def existing(session: Session, prefix: str = "") -> Iterator[Listing]:
+    """A view of every catalog that exists, in no order."""
+    index = session.index
+    # A scan remembers the names that it has seen: where there are very many, one shard at a time.
+    many = sum(index.registry_sizes(SHARDS)) > _MANY_NAMES
+    for shards in [[shard] for shard in SHARDS] if many else [SHARDS]:
+        names = index.catalogs(prefix, shards)
+        while batch := [*islice(names, _CATALOGS)]:
+            yield from (listing for listing in index.listings(batch) if listing.exists)
 
 
 def settled(session: Session, listing: Listing, pending: str) -> Listing:
@@ -80,7 +93,8 @@ def read(session: Session, listing: Listing, pending: str) -> Document:
     listing = settled(session, listing, pending)
     for _ in range(_RELISTINGS):
         if not listing.exists:
-            raise CatalogNotFound(f"there is no catalog {listing.catalog!r}")
+            then = f" as of {listing.as_of}" if listing.as_of else ""
+            raise CatalogNotFound(f"there is no catalog {listing.catalog!r}{then}")
         try:
             document = merge(session, listing)
         except ObjectMissing as error:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import Any, TypeVar
 
-from lake_spark.cache import LoadingCache, MemoryCache, RedisCache
+from lake_spark.cache import CacheStats, LoadingCache, MemoryCache, RedisCache
 from lake_spark.client.settings import Config, storage_of
 from lake_spark.index import Connection, Index, read_setting
 from lake_spark.names import Keys
@@ -104,6 +104,9 @@ class Session:
             task = self._background.submit(work)
             self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def cache_stats(self) -> dict[str, CacheStats]:
+        return {"snapshots": self.snapshots.stats(), "deltas": self.deltas.stats()}
 
     def flush(self) -> None:
         """Wait for what is being done in the background."""

@@ -285,7 +285,7 @@ class Index:
         )
         named = f"delta {ts_seq} of catalog {catalog!r}"
         if state == b"merged":
-            raise InvalidInput(f"{named} is part of a snapshot already: write the change that undoes it")
+            raise merged_already(named)
         if state == b"open":
             raise PendingError(f"{named} belongs to a transaction that is not decided yet")
         if state == b"missing":
@@ -358,6 +358,11 @@ class Index:
                 return pipeline.execute()
 
         return self.connection.call(ask)
+
+
+def merged_already(named: str) -> InvalidInput:
+    """Why a delta cannot be taken out of the log any more."""
+    return InvalidInput(f"{named} is part of a snapshot already: write the change that undoes it")
 
 
 def _ts_seq(text: bytes) -> TsSeq:

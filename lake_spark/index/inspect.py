@@ -8,10 +8,10 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from lake_spark.errors import CorruptObject
+from lake_spark.errors import CorruptObject, IndexDenied
 from lake_spark.index.index import Index
-from lake_spark.index.members import parse_snapshot
-from lake_spark.model import MergeType, Snapshot, TsSeq
+from lake_spark.index.members import parse_entry, parse_snapshot
+from lake_spark.model import Delta, MergeType, Run, Snapshot, TsSeq
 from lake_spark.names import check_field_path, unb64
 
 _PAGE = 1000
@@ -31,6 +31,52 @@ class OpenMember:
     merge_type: MergeType | None = None
     path: str | None = None
     txn: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeLog:
+    """All that the index has of a catalog at one instant, also what stands behind an open write.
+
+    `opened` are open writes, and runs of transactions that are being published; runs of aborted ones are left out.
+    """
+
+    snapshots: tuple[Snapshot, ...]
+    entries: tuple[Delta | Run, ...]
+    opened: tuple[Delta | Run, ...]
+
+
+def whole_log(index: Index, catalog: str) -> WholeLog:
+    """Everything that the index has of one catalog, oldest first."""
+    keys = index.keys
+
+    def ask() -> list[Any]:
+        with index.connection.client.pipeline(transaction=True) as pipeline:
+            pipeline.zrange(keys.snap(catalog), 0, -1)
+            pipeline.zrange(keys.delta(catalog), 0, -1)
+            pipeline.smembers(keys.inflight)
+            pipeline.smembers(keys.aborted)
+            return pipeline.execute()
+
+    snapshots, members, inflight, aborted = index.connection.call(ask)
+    entries: list[Delta | Run] = []
+    opened: list[Delta | Run] = []
+    for member in members:
+        entry = parse_entry(member.removeprefix(b"pending|"))
+        txn = entry.txn.encode() if isinstance(entry, Run) else b""
+        if txn not in aborted:
+            (opened if member.startswith(b"pending|") or txn in inflight else entries).append(entry)
+    return WholeLog(tuple(parse_snapshot(member) for member in snapshots), tuple(entries), tuple(opened))
+
+
+def memory_used(index: Index) -> int | None:
+    """Bytes of memory that Redis uses, for everything in it; None where it does not say."""
+    client = index.connection.client
+    try:
+        found: Any = index.connection.call(lambda: client.info("memory"))
+    except IndexDenied:
+        return None
+    used: int | None = found.get("used_memory")
+    return used
 
 
 def changed_counts(index: Index, shards: Sequence[str], since: TsSeq) -> list[int]:

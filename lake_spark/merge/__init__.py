@@ -3,6 +3,7 @@
 from lake_spark.merge.diff import diff
 from lake_spark.merge.fold import Fold, check_body
 from lake_spark.merge.jsontext import Number, are_json, check_depth, dumps, encode, loads, loads_each, pretty
+from lake_spark.merge.rfc6902 import value_at
 
 __all__ = [
     "Fold",
@@ -16,4 +17,5 @@ __all__ = [
     "loads",
     "loads_each",
     "pretty",
+    "value_at",
 ]

@@ -125,6 +125,11 @@ def apply_patch(document: Any, operations: list[Operation]) -> Any:
     return document
 
 
+def value_at(document: Any, pointer: str) -> Any:
+    """The value that a JSON pointer leads to; an InvalidBody or a MergeError says why it leads nowhere."""
+    return _get(document, _pointer({"path": pointer}, "path"))
+
+
 def _get(document: Any, path: list[str]) -> Any:
     for token in path:
         document = _child(document, token)

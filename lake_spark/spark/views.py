@@ -14,7 +14,7 @@ from lake_spark.client.session import Session
 from lake_spark.errors import CorruptObject, MergeError, ObjectMissing
 from lake_spark.index.inspect import open_writes, snapshot_counts, snapshots_of
 from lake_spark.merge import Fold, dumps
-from lake_spark.model import ZERO, Delta, Listing, MergeType, Run, Snapshot, TsSeq
+from lake_spark.model import ZERO, Listing, MergeType, Run, Snapshot, TsSeq
 from lake_spark.names import segment_key, snapshot_key
 from lake_spark.spark import reading
 from lake_spark.spark.planning import ShardTask, names_of
@@ -197,12 +197,8 @@ def _catalogs(session: Session, tasks: Sequence[ShardTask], columns: Sequence[st
         if "meta" in columns and found:
             meta = index.fields([index.keys.meta(name) for name in found])
         for listing, count, fields in zip(listings, counts, meta, strict=True):
-            version, replayed = listing.version, sum(_count(entry) for entry in listing.entries)
+            version, replayed = listing.version, sum(entry.count for entry in listing.entries)
             yield listing.catalog, str(version), _micros(version), replayed, count, _object(fields)
-
-
-def _count(entry: Delta | Run) -> int:
-    return entry.count if isinstance(entry, Run) else 1
 
 
 def _object(fields: Mapping[str, bytes]) -> str:
