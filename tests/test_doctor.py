@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from commands import run_lake
 from servers import RedisServer, S3Server, free_ports
 
 from lake_spark import Lake
@@ -21,7 +21,6 @@ from lake_spark.client.findings import Finding
 from lake_spark.errors import ConfigError
 from lake_spark.index.health import Health
 
-ROOT = Path(__file__).parent.parent
 PASSWORD = "r3dis p@ss/word"
 AES_PASSWORD = "a3s op'en sesame"
 
@@ -58,19 +57,6 @@ def levels(found: dict[str, Finding]) -> dict[str, str]:
     return {name: finding.level for name, finding in found.items() if finding.level != "ok"}
 
 
-def command(url: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "lake_spark.cli", *arguments],
-        cwd=ROOT,
-        env={**inherited, "PYTHONPATH": str(ROOT), "LAKE_URL": url, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def assert_hidden(done: subprocess.CompletedProcess[str]) -> None:
     for secret in (
         PASSWORD,
@@ -104,13 +90,13 @@ def test_a_healthy_lake_has_no_findings_and_the_probes_leave_no_trace(url: str, 
 
 
 def test_the_command_says_it_and_its_exit_code_too(url: str, s3_config: dict[str, str]) -> None:
-    done = command(url, "doctor")
+    done = run_lake(url, "doctor")
     assert done.returncode == 5
     assert "Redis has no lake.setting" in done.stdout
     assert "lake init" in done.stdout
     with Lake(url) as lake:
         lake.update_config({**s3_config, "AESPwd": AES_PASSWORD})
-    done = command(url, "doctor", "--json")
+    done = run_lake(url, "doctor", "--json")
     assert done.returncode == 0, done.stdout
     told = json.loads(done.stdout)
     assert told["healthy"] is True
@@ -119,7 +105,7 @@ def test_the_command_says_it_and_its_exit_code_too(url: str, s3_config: dict[str
     with redis.Redis.from_url(url) as client:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
-    done = command(url, "doctor")
+    done = run_lake(url, "doctor")
     assert done.returncode == 5
     assert "error    redis.eviction         maxmemory-policy is allkeys-lru" in done.stdout
     assert "do:" in done.stdout
@@ -314,14 +300,14 @@ def test_init_writes_the_setting_and_shows_no_secret(url: str, s3_config: dict[s
     ]
     secrets = ["--access-key-env", "AK", "--secret-key-env", "SK", "--aes-password-env", "PW"]
     environment = {"AK": s3_config["AccessKey"], "SK": s3_config["SecretKey"], "PW": AES_PASSWORD}
-    done = command(url, "init", *options, *secrets, **environment)
+    done = run_lake(url, "init", *options, *secrets, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lake.setting is written" in done.stdout
     assert_hidden(done)
     with Lake(url) as lake:
         assert dict(lake.get_config()) == {**s3_config, "AESPwd": AES_PASSWORD}
         lake.write("users", {"a": 1})
-    done = command(url, "init", "--region", "us-east-1", "--json")
+    done = run_lake(url, "init", "--region", "us-east-1", "--json")
     assert json.loads(done.stdout)["written"] is True, "what is not given stays, and the lake stays the same one"
     assert_hidden(done)
     with Lake(url) as lake:
@@ -333,19 +319,21 @@ def test_init_refuses_another_storage_for_a_lake_with_catalogs_without_yes(
 ) -> None:
     file = tmp_path / "setting.json"
     file.write_text(json.dumps({**file_config, "AESPwd": AES_PASSWORD}))
-    assert command(url, "init", "--from", str(file)).returncode == 0
-    assert command(url, "init", "--base-path", str(tmp_path / "first")).returncode == 0, "it has no catalogs yet"
+    assert run_lake(url, "init", "--from", str(file)).returncode == 0
+    relative = os.path.relpath(tmp_path / "first")
+    assert run_lake(url, "init", "--base-path", relative).returncode == 0, "it has no catalogs yet"
     with Lake(url) as lake:
+        assert lake.get_config()["BasePath"] == str(tmp_path / "first")
         lake.write("users", 1)
     for change in (["--base-path", str(tmp_path / "other")], ["--name", "new"], ["--aes-password-env", "PW"]):
-        done = command(url, "init", *change, PW="another password")
+        done = run_lake(url, "init", *change, PW="another password")
         assert done.returncode == 4
         assert "1 catalogs" in done.stdout
         assert "another password" not in done.stdout
         assert_hidden(done)
         with Lake(url) as lake:
             assert lake.read_string("users") == "1"
-    assert command(url, "init", "--base-path", str(tmp_path / "other"), "--yes").returncode == 0
+    assert run_lake(url, "init", "--base-path", str(tmp_path / "other"), "--yes").returncode == 0
     with Lake(url) as lake:
         assert lake.get_config()["BasePath"] == str(tmp_path / "other")
 
@@ -355,20 +343,20 @@ def test_init_refuses_a_redis_that_evicts_and_a_bucket_that_is_not_there(
 ) -> None:
     file = tmp_path / "setting.json"
     file.write_text(json.dumps({**s3_config, "Bucket": f"{s3_config['Bucket']}-new"}))
-    done = command(url, "init", "--from", str(file))
+    done = run_lake(url, "init", "--from", str(file))
     assert done.returncode == 5
     assert "the bucket does not exist" in done.stdout
     with redis.Redis.from_url(url) as client:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "volatile-lru")
-        done = command(url, "init", "--from", str(file), "--create-bucket")
+        done = run_lake(url, "init", "--from", str(file), "--create-bucket")
         assert done.returncode == 5
         assert "volatile-lru" in done.stdout
         assert "nothing was written" in done.stderr
         assert client.get("lake.setting") is None
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", "noeviction")
-    done = command(url, "init", "--from", str(file), "--create-bucket")
+    done = run_lake(url, "init", "--from", str(file), "--create-bucket")
     assert done.returncode == 0, done.stdout + done.stderr
     s3_server.delete_bucket(f"{s3_config['Bucket']}-new")
 
@@ -380,13 +368,13 @@ def test_init_says_what_is_missing(url: str, tmp_path: Path) -> None:
         (["--name", "a", "--storage", "s3"], "no Bucket"),
         (["--name", "a", "--storage", "tape"], "Storage"),
     ):
-        done = command(url, "init", *arguments)
+        done = run_lake(url, "init", *arguments)
         assert done.returncode == 1
         assert word in done.stderr
-    done = command(url, "init", "--name", "a", "--secret-key-env", "S3CRET/itself")
+    done = run_lake(url, "init", "--name", "a", "--secret-key-env", "S3CRET/itself")
     assert done.returncode == 2
     assert "S3CRET/itself" not in done.stdout + done.stderr
-    done = command("file:" + str(tmp_path), "init", "--name", "a")
+    done = run_lake("file:" + str(tmp_path), "init", "--name", "a")
     assert done.returncode == 0
     assert "has its setting already" in done.stdout
     with pytest.raises(ConfigError):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from commands import run_lake
 
 from lake_spark import Lake, MergeType
 from lake_spark.client.fsck import Fsck
@@ -37,7 +35,6 @@ from lake_spark.names import (
     snapshot_key,
 )
 
-ROOT = Path(__file__).parent.parent
 # Two of these are the least age of an orphan, so that a test need not wait for a day.
 TIMEOUT = 0.05
 
@@ -396,8 +393,6 @@ def test_a_lost_file_and_a_lost_name(lake: Lake) -> None:
 
 
 def test_a_lake_that_is_used_meanwhile_has_no_problems(lake: Lake) -> None:
-    import threading
-
     fill(lake)
     done = threading.Event()
     errors: list[BaseException] = []
@@ -459,35 +454,22 @@ def test_logs_in_bulk(lake: Lake) -> None:
     assert (nothing.members, nothing.registered, nothing.empty, nothing.floor) == ((), False, True, None)
 
 
-def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "lake_spark.cli", "fsck", *arguments],
-        cwd=ROOT,
-        env={**inherited, "PYTHONPATH": str(ROOT), "LAKE_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_the_command_shows_its_plan_and_repairs_with_yes(redis_url: str, file_config: dict[str, str]) -> None:
     url = f"{redis_url}?pending_timeout={TIMEOUT}"
     with Lake(url) as lake:
         lake.update_config(file_config)
         lake.write("users", {"a": 1})
-        assert command(url).returncode == 0
+        assert run_lake(url, "fsck").returncode == 0
         opened = lake._session.index.precommit("users", Kind.REPLACE, "/")
-        done = command(url)
+        done = run_lake(url, "fsck")
         assert done.returncode == 5
         assert f"write.expired        catalog 'users' at {opened.ts_seq}" in done.stdout
-        done = command(url, "--repair")
+        done = run_lake(url, "fsck", "--repair")
         assert done.returncode == 4
         assert "fence 1 writes that expired" in done.stdout
         assert "add --yes" in done.stderr
-        lines = [json.loads(line) for line in command(url, "--repair", "--yes", "--json").stdout.splitlines()]
+        lines = [json.loads(line) for line in run_lake(url, "fsck", "--repair", "--yes", "--json").stdout.splitlines()]
         assert lines[0]["problem"]["kind"] == "write.expired"
         assert lines[0]["problem"]["repaired"] is True
         assert (lines[-1]["left"], lines[-1]["repaired"], lines[-1]["figures"]["catalogs"]) == (0, 1, 1)
-        assert command(url, "--deep").returncode == 0
+        assert run_lake(url, "fsck", "--deep").returncode == 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
+from commands import run_lake, start_lake
 
 from lake_spark import Lake, MergeType
 from lake_spark.client.exporting import export_file
@@ -29,7 +27,6 @@ from lake_spark.client.rowfiles import RowFile
 from lake_spark.errors import ConfigError, HistoryGone, InvalidInput, PendingError
 from lake_spark.model import MergeType as Kind
 
-ROOT = Path(__file__).parent.parent
 FORMATS = ["a.ndjson", "a.jsonl.gz", "a.ndjson.zst", "a.parquet"]
 NUMBERS = b'{"int":123456789012345678901234567890,"dec":1.50,"exp":1E400,"neg":-0,"a":{"z":1,"b":[]}}'
 
@@ -309,27 +306,7 @@ CHUNK, ROWS, LISTS = 20, 1200, 40
 
 
 def start_import(url: str, path: Path, *more: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "lake_spark.cli",
-        "import",
-        str(path),
-        "--chunk-rows",
-        str(CHUNK),
-        "--url",
-        url,
-        *more,
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_lake(url, "import", str(path), f"--chunk-rows={CHUNK}", *more)
 
 
 def rows_in(lake: Lake) -> int:
@@ -382,38 +359,23 @@ def test_an_import_that_is_interrupted_leaves_whole_chunks_and_is_finished_by_th
         assert output.startswith("0 rows of")
 
 
-def lake_command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "lake_spark.cli", *arguments],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT), "LAKE_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_the_commands_export_and_import(redis_url: str, file_config: dict[str, str], tmp_path: Path) -> None:
     with Lake(redis_url) as lake:
         lake.update_config(file_config)
         lake.write("a", b'{"n":1.50}')
         lake.write("b", {"n": 2})
         target = tmp_path / "out.ndjson.zst"
-        done = lake_command(redis_url, "export", str(target), "--prefix", "a")
+        done = run_lake(redis_url, "export", str(target), "--prefix", "a")
         assert (done.returncode, done.stdout) == (0, f"1 documents in {target}\n")
-        assert lake_command(redis_url, "export", str(target)).returncode == 4, "a file that is there needs --yes"
-        done = lake_command(redis_url, "export", str(target), "--yes", "--json")
+        assert run_lake(redis_url, "export", str(target)).returncode == 4, "a file that is there needs --yes"
+        done = run_lake(redis_url, "export", str(target), "--yes", "--json")
         assert json.loads(done.stdout) == {"file": str(target), "documents": 2}
         lake.write("a", {"n": 0})
-        done = lake_command(redis_url, "import", str(target))
+        done = run_lake(redis_url, "import", str(target))
         assert (done.returncode, done.stdout) == (0, f"2 rows of {target} are in, in 1 chunks\n")
         assert lake.read_bytes("a") == b'{"n":1.50}'
         (tmp_path / "bad.ndjson").write_text("{\n")
-        done = lake_command(redis_url, "import", str(tmp_path / "bad.ndjson"))
+        done = run_lake(redis_url, "import", str(tmp_path / "bad.ndjson"))
         assert done.returncode == 1
         assert "row 1 of" in done.stderr
-        assert lake_command(redis_url, "import", str(tmp_path / "nothing.ndjson")).returncode == 1
-    with contextlib.suppress(FileNotFoundError):
-        (tmp_path / "bad.ndjson").unlink()
+        assert run_lake(redis_url, "import", str(tmp_path / "nothing.ndjson")).returncode == 1

@@ -14,6 +14,7 @@ from lake_spark.client.session import Session, read_config
 from lake_spark.errors import ConfigError, IndexDenied, IndexFailure, LakeError
 from lake_spark.index import Connection
 from lake_spark.index.health import Health, load_scripts, look_at
+from lake_spark.tally import size_of
 
 _PACKAGES = ("lake-spark", "redis", "obstore", "boto3", "pyarrow", "cryptography", "msgspec", "pyspark")
 _OLDEST_REDIS = (6, 2)
@@ -128,7 +129,7 @@ def _eviction(health: Health) -> Finding:
         return Finding(
             name,
             "error",
-            f"maxmemory-policy is {policy}, with a maxmemory of {_size(limit)}",
+            f"maxmemory-policy is {policy}, with a maxmemory of {size_of(limit)}",
             "when memory is full Redis throws keys away, and with them the logs of catalogs: documents lose changes or "
             "vanish without an error",
             "set maxmemory-policy noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file); "
@@ -227,11 +228,10 @@ def _memory(health: Health) -> Finding:
         return _unknown(name, "the memory in use", "at its limit Redis refuses writes")
     total = limit or health.number("total_system_memory")
     if not total:
-        return Finding(name, "ok", f"{_size(used)} in use")
+        return Finding(name, "ok", f"{size_of(used)} in use")
     share = used / total
-    found = (
-        f"{_size(used)} of {_size(total)} in use ({share:.0%}{'' if limit else ' of the machine, no maxmemory is set'})"
-    )
+    of_what = "" if limit else " of the machine, no maxmemory is set"
+    found = f"{size_of(used)} of {size_of(total)} in use ({share:.0%}{of_what})"
     level: Level = "error" if share >= _FULL else "warning" if share >= _NEARLY_FULL else "ok"
     if level == "ok":
         return Finding(name, level, found)
@@ -335,12 +335,3 @@ def _unknown(name: str, what: str, rule: str) -> Finding:
         rule,
         "look it up where this Redis is managed",
     )
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

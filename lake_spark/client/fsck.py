@@ -130,7 +130,7 @@ class Fsck:
         figures = self.figures
         figures.catalogs += bool(log.entries or log.snapshots)
         figures.runs += sum(isinstance(entry, Run) for entry in log.entries)
-        figures.deltas += sum(entry.count if isinstance(entry, Run) else 1 for entry in log.entries)
+        figures.deltas += sum(entry.count for entry in log.entries)
         figures.snapshots += len(log.snapshots)
 
     def _broken(self, logs: Sequence[_Parsed]) -> dict[tuple[str, Entry], LakeError]:
@@ -311,7 +311,7 @@ def _key(catalog: str, entry: Entry) -> str:
 def _lost_entry(catalog: str, entry: Delta | Run, error: LakeError, sound: Iterable[Snapshot]) -> Problem:
     """The problem of a delta, or a run of them, whose body is missing or damaged."""
     state = "missing" if isinstance(error, ObjectMissing) else "damaged"
-    kind, first = ("run", entry.first) if isinstance(entry, Run) else ("delta", entry.ts_seq)
+    kind, first = "run" if isinstance(entry, Run) else "delta", entry.first
     span = str(first) if first == entry.last else f"{first} to {entry.last}"
     merged = [snapshot.stop for snapshot in sound if snapshot.stop >= entry.last]
     name = shlex.quote(catalog)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lake_spark.client.session import Session
 from lake_spark.errors import CorruptObject
 from lake_spark.index.inspect import oldest_snapshots
-from lake_spark.model import Listing, Run, Snapshot, TsSeq
+from lake_spark.model import Listing, Snapshot, TsSeq
 from lake_spark.names import shard_of
 
 _RELISTINGS = 5
@@ -44,6 +44,4 @@ def _base(listing: Listing, oldest: Snapshot | None, cut: TsSeq) -> Snapshot | N
     """The oldest snapshot, if nothing is left of what it merged."""
     if oldest is None or oldest.stop > cut:
         return None
-    first = listing.entries[0] if listing.entries else None
-    start = first.first if isinstance(first, Run) else first.ts_seq if first else None
-    return oldest if start is None or start > oldest.stop else None
+    return oldest if not listing.entries or listing.entries[0].first > oldest.stop else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from lake_spark.client.doctor import redis_findings, unreachable
@@ -34,7 +35,11 @@ def new_config(before: Config, given: Mapping[str, str]) -> Config:
     """The configuration with what was given in the place of what was there."""
     moved = given.get("Storage", before.get("Storage")) != before.get("Storage")
     kept = {name: value for name, value in before.items() if name in _KEPT or not moved}
-    config = Config({**kept, **given})
+    values = {**kept, **given}
+    if values.get("Storage") in ("file", "local") and values.get("BasePath"):
+        # Every process that uses the lake has a working folder of its own.
+        values["BasePath"] = os.path.abspath(values["BasePath"])
+    config = Config(values)
     if config.get("Storage", "memory") == "memory":
         raise ConfigError("name a storage for the bodies: file (with a base path), s3 or oss (with a bucket)")
     if "Name" not in config:

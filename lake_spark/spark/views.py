@@ -14,7 +14,7 @@ from lake_spark.client.session import Session
 from lake_spark.errors import CorruptObject, MergeError, ObjectMissing
 from lake_spark.index.inspect import open_writes, snapshot_counts, snapshots_of
 from lake_spark.merge import Fold, dumps
-from lake_spark.model import ZERO, Listing, MergeType, Run, Snapshot, TsSeq
+from lake_spark.model import ZERO, Listing, MergeType, Snapshot, TsSeq
 from lake_spark.names import segment_key, snapshot_key
 from lake_spark.spark import reading
 from lake_spark.spark.planning import ShardTask, names_of
