@@ -81,7 +81,8 @@ class Fsck:
         self.figures.transactions_in_flight = len(inflight)
         self.figures.transactions_aborted = len(index.aborted())
         for txn, state in transaction_states(index, inflight).items():
-            if state is None or not state.live:
+            # One that was decided since it was listed is nobody's problem.
+            if state is None or state.expired:
                 yield Problem(
                     "transaction.expired",
                     "warning",

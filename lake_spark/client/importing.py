@@ -94,6 +94,11 @@ def begin_import(session: Session, file: RowFile, *, again: bool = False) -> Imp
     return Imported(latest, done, done)
 
 
+def rows_in(session: Session, progress: Imported) -> int:
+    """The number of the last row that is in: also after an interruption that hid the answer to a commit."""
+    return application_version(session.index, progress.app_id)
+
+
 def import_file(
     session: Session,
     file: RowFile,

@@ -68,6 +68,11 @@ class TransactionState:
         """Whether its writer may still publish or commit."""
         return self.state in ("open", "publishing") and self.left > 0
 
+    @property
+    def expired(self) -> bool:
+        """Whether nobody has decided it, and its writer is gone."""
+        return self.state in ("open", "publishing") and self.left <= 0
+
 
 def transaction_states(index: Index, txns: Sequence[str]) -> dict[str, TransactionState | None]:
     """The state of each transaction; None for one that Redis has forgotten, or never knew."""

@@ -71,7 +71,7 @@ def import_(
     Each chunk goes in whole and once. An import that was interrupted is finished by the same command; rows that are in
     are left out.
     """
-    from lake_spark.client.importing import begin_import, import_file
+    from lake_spark.client.importing import begin_import, import_file, rows_in
     from lake_spark.client.rowfiles import RowFile
 
     out = Output(json)
@@ -95,7 +95,8 @@ def import_(
                 )
         except KeyboardInterrupt:
             hint = "the same command without --again" if again else "the same command"
-            out.note(f"the rows up to {state.done} of {file} are in, whole chunks of them: {hint} finishes the rest")
+            done = rows_in(session, state)
+            out.note(f"the rows up to {done} of {file} are in, whole chunks of them: {hint} finishes the rest")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     found = {"rows": state.rows, "chunks": state.chunks, "skipped": state.before, "bad": state.bad}
     out.text(f"{state.rows} rows of {file} are in, in {state.chunks} chunks")
