@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from lake_spark.errors import InvalidCatalog, InvalidPath
 from lake_spark.model import MergeType, Snapshot, TsSeq
@@ -85,6 +86,15 @@ def encode_name(name: str) -> str:
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 
+def decode_name(text: str) -> str:
+    """The name behind `encode_name`, or a ValueError."""
+    plain = text[:1] in ("(", ")")
+    name = text[1:] if plain else base64.b32decode(text.upper() + "=" * (-len(text) % 8)).decode()
+    if encode_name(name) != text:
+        raise ValueError(f"not an encoded name: {text!r}")
+    return name
+
+
 def _b64(catalog: str) -> str:
     return base64.urlsafe_b64encode(catalog.encode()).decode().rstrip("=")
 
@@ -108,22 +118,49 @@ def new_txn() -> str:
 
 
 @_remembered
-def _folder(catalog: str) -> str:
+def catalog_folder(catalog: str) -> str:
+    """Where the objects of a catalog are."""
     return f"{_md5(catalog)[:4]}/{encode_name(catalog)}"
 
 
 def delta_key(catalog: str, ts_seq: TsSeq, merge_type: MergeType) -> str:
-    return f"{_folder(catalog)}/delta/{ts_seq}_{merge_type:d}.json"
+    return f"{catalog_folder(catalog)}/delta/{ts_seq}_{merge_type:d}.json"
 
 
 def snapshot_key(catalog: str, snapshot: Snapshot) -> str:
     """The object of a snapshot; names without a digest are those of Lake V2."""
     digest = f"~{snapshot.digest}" if snapshot.digest else ""
-    return f"{_folder(catalog)}/snap/{snapshot.start}~{snapshot.stop}{digest}.snap"
+    return f"{catalog_folder(catalog)}/snap/{snapshot.start}~{snapshot.stop}{digest}.snap"
 
 
 def file_key(catalog: str, path: str) -> str:
-    return f"{_folder(catalog)}/files/{encode_name(path.removeprefix('/'))}"
+    return f"{catalog_folder(catalog)}/files/{encode_name(path.removeprefix('/'))}"
+
+
+class ObjectName(NamedTuple):
+    """What an object of a catalog is, by its key: `delta`, `snap` or `files`, and its name there."""
+
+    catalog: str
+    kind: str
+    name: str
+
+
+# A file's path may have slashes; then it begins with a bracket, which is in no plain name before it.
+_FILE = re.compile(r"([0-9a-f]{4})/(.+?)/(files/[()].+)", re.ASCII)
+_OBJECT = re.compile(r"([0-9a-f]{4})/(.+)/(delta/[^/]+\.json|snap/[^/]+\.snap|files/[^/]+)", re.ASCII)
+
+
+def parse_object_key(key: str) -> ObjectName | None:
+    """What an object is; None if it is none of a catalog."""
+    found = _FILE.fullmatch(key) or _OBJECT.fullmatch(key)
+    if found is None:
+        return None
+    kind, _, name = found[3].partition("/")
+    try:
+        catalog = decode_name(found[2])
+    except ValueError:
+        return None
+    return ObjectName(catalog, kind, name) if _md5(catalog)[:4] == found[1] else None
 
 
 def segment_key(segment: str) -> str:

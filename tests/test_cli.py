@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from lake_spark import Lake, MergeType
 from lake_spark.cli import app as cli
-from lake_spark.cli.output import size_of
 from lake_spark.client import reading
 from lake_spark.names import delta_key
+from lake_spark.tally import size_of
 
 ROOT = Path(__file__).parents[1]
 PASSWORD = "w0rds-of-redis"

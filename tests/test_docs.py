@@ -117,22 +117,26 @@ def test_lake_command_lines_run_in_order(
 ) -> None:
     with Lake(redis_url) as lake:
         lake.update_config(file_config)
-        script = tmp_path / "bin" / "lake"
-        script.parent.mkdir()
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lake_spark.cli "$@"\n')
-        script.chmod(0o755)
-        environment = {**os.environ, "LAKE_URL": redis_url, "LAKE_SNAPSHOT": "never", "PYTHONPATH": str(ROOT)}
-        environment["PATH"] = f"{script.parent}:{os.environ['PATH']}"
-        for line in lake_lines(page):
+    script = tmp_path / "bin" / "lake"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lake_spark.cli "$@"\n')
+    script.chmod(0o755)
+    environment = {**os.environ, "LAKE_URL": redis_url, "LAKE_SNAPSHOT": "never", "PYTHONPATH": str(ROOT)}
+    environment["PATH"] = f"{script.parent}:{os.environ['PATH']}"
+    for line in lake_lines(page):
+        # Anew for each line: one of them is `lake init`.
+        with Lake(redis_url) as lake:
             written = [str(delta.ts_seq) for delta in lake.list("users").deltas]
-            # The n-th change of users has this name on the pages.
-            command = line
-            for number, ts_seq in enumerate(written, 1):
-                command = command.replace(f"1700000000_{number}", ts_seq)
-            done = subprocess.run(
-                command, shell=True, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True
-            )
-            assert done.returncode == 0, f"{line}: {done.stderr}"
+        # The n-th change of users has this name on the pages.
+        command = line
+        for number, ts_seq in enumerate(written, 1):
+            command = command.replace(f"1700000000_{number}", ts_seq)
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True
+        )
+        # The Redis of the tests keeps nothing on disk, and the doctor says so.
+        code = cli.ExitCode.FINDINGS if line.startswith("lake doctor") else cli.ExitCode.OK
+        assert done.returncode == code, f"{line}: {done.stderr}"
 
 
 def test_every_lake_command_is_on_its_page() -> None:

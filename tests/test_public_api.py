@@ -31,7 +31,8 @@ DEAD = f"redis://127.0.0.1:{free_ports(1)[0]}/0"
 def test_the_package_exports() -> None:
     assert lake_spark.__all__ == ["Lake", "LakeError", "MergeType", "TsSeq", "errors", "register"]
     assert lake_spark.client.__all__ == ["Cleared", "Config", "Lake"]
-    assert lake_spark.storage.__all__ == ["Codec", "FileStorage", "MemoryStorage", "S3Storage", "Storage"]
+    storage = ["Codec", "FileStorage", "MemoryStorage", "S3Storage", "Storage", "StoredObject"]
+    assert lake_spark.storage.__all__ == storage
     for module in (lake_spark, lake_spark.client, lake_spark.storage):
         for name in module.__all__:
             assert getattr(module, name).__doc__, name

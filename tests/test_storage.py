@@ -135,6 +135,22 @@ def test_more_keys_than_a_page_holds_are_listed(store: Storage) -> None:
     assert list(store.list("many/")) == keys
 
 
+def test_objects_are_listed_with_their_size_and_time(store: Storage) -> None:
+    began = time.time()
+    for key, size in (("a/b/2.json", 2), ("a-b/1.json", 0), (KEY, 5), ("z" * 300 + "/1.json", 7)):
+        store.put(key, b"x" * size)
+    found = list(store.objects(""))
+    assert [(each.key, each.size) for each in found] == [
+        *((KEY, 5), ("a-b/1.json", 0), ("a/b/2.json", 2), ("z" * 300 + "/1.json", 7))
+    ]
+    # To the second, as some stores tell it.
+    assert all(began - 2 <= each.modified <= time.time() + 2 for each in found)
+    assert [each.key for each in store.objects("a")] == list(store.list("a"))
+    store.put(KEY, b"longer now")
+    store.delete("a/b/2.json")
+    assert [(each.key, each.size) for each in store.objects("")][:2] == [(KEY, 10), ("a-b/1.json", 0)]
+
+
 UNUSUAL = [LONG, "kö/ü 語/($x~y)", "a%41/b%2Fc", "q?x=1&y#z", "(a/" + "語" * 70, ")A'\"<>:|*"]
 
 
@@ -494,6 +510,7 @@ def every_call(store: S3Storage) -> list[Callable[[], Any]]:
         lambda: store.exists(KEY),
         lambda: store.delete(KEY),
         lambda: list(store.list("")),
+        lambda: list(store.objects("")),
         store.check_bucket,
     ]
 

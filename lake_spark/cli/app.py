@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
 START, LOOK, CHANGE, CARE = "Start", "Look", "Change", "Care"
 
 # The modules of commands, in the order of `lake --help`.
-_MODULES = ("run", "check", "show", "change", "care", "repair", "transfer")
+_MODULES = ("run", "show", "change", "care", "check", "repair", "transfer")
 _URL, _JSON = "lake_spark.url", "lake_spark.json"
 
 

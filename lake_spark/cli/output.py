@@ -153,12 +153,3 @@ class _Bar:
 def moment(ts_seq: TsSeq) -> str:
     """The second of a TsSeq, as ISO 8601 in UTC."""
     return datetime.fromtimestamp(ts_seq.seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def size_of(count: float) -> str:
-    """A number of bytes as people read it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -73,6 +74,12 @@ class Session:
         self.footers: MemoryCache[SegmentMetadata] = MemoryCache(_FOOTER_BYTES, _FOOTER_SECONDS)
         self._tasks: set[Future[None]] = set()
         self._lock = threading.Lock()
+
+    def with_index(self, index: Index) -> Session:
+        """The same lake with another index: bodies go to the same storage, and the caches and workers are shared."""
+        other = copy.copy(self)
+        other.index = index
+        return other
 
     @cached_property
     def _loaders(self) -> ThreadPoolExecutor:

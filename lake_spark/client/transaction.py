@@ -78,6 +78,19 @@ def write_many(session: Session, changes: Iterable[Change]) -> list[TsSeq]:
     return sequences
 
 
+@contextlib.contextmanager
+def given_up_on_failure(txn: TransactionIndex) -> Iterator[None]:
+    """Abort the transaction if the block fails, unless nobody knows whether it is committed."""
+    try:
+        yield
+    except OutcomeUnknown:
+        raise
+    except BaseException:
+        with contextlib.suppress(IndexFailure):
+            txn.abort()
+        raise
+
+
 def chunks(session: Session, changes: Iterable[Change]) -> Iterator[list[Change]]:
     """The changes in lists, each enough for a segment."""
     most_rows, most_bytes = chunk_size(session)

@@ -213,7 +213,14 @@ class Index:
 
     def inflight(self) -> set[str]:
         """The transactions that are being published."""
-        found: Any = self.connection.call(lambda: self.connection.client.smembers(self.keys.inflight))
+        return self._transactions(self.keys.inflight)
+
+    def aborted(self) -> set[str]:
+        """The transactions that were given up, and whose runs may still be in the logs."""
+        return self._transactions(self.keys.aborted)
+
+    def _transactions(self, key: str) -> set[str]:
+        found: Any = self.connection.call(lambda: self.connection.client.smembers(key))
         return {txn.decode() for txn in found}
 
     # Snapshots and history

@@ -81,7 +81,7 @@ def memory_used(index: Index) -> int | None:
 
 def changed_counts(index: Index, shards: Sequence[str], since: TsSeq) -> list[int]:
     """How many names of each shard's registry were committed to after `since`, in one round trip."""
-    return _for_each(index, shards, lambda p, shard: p.zcount(index.keys.catalogs(shard), f"({since.score}", "+inf"))
+    return for_each(index, shards, lambda p, shard: p.zcount(index.keys.catalogs(shard), f"({since.score}", "+inf"))
 
 
 def changed_since(index: Index, shard: str, since: TsSeq) -> Iterator[str]:
@@ -113,19 +113,19 @@ def _page(index: Index, shard: str, lower: str, skip: int) -> list[tuple[bytes, 
 
 def snapshots_of(index: Index, catalogs: Sequence[str], until: TsSeq) -> list[list[Snapshot]]:
     """Every snapshot of each catalog that stops at or below `until`, oldest first, in one round trip."""
-    found = _for_each(index, catalogs, lambda p, name: p.zrangebyscore(index.keys.snap(name), "-inf", until.score))
+    found = for_each(index, catalogs, lambda p, name: p.zrangebyscore(index.keys.snap(name), "-inf", until.score))
     return [[parse_snapshot(member) for member in members] for members in found]
 
 
 def oldest_snapshots(index: Index, catalogs: Sequence[str]) -> list[Snapshot | None]:
     """The oldest snapshot of each catalog: where the history of one that was cleared begins."""
-    found = _for_each(index, catalogs, lambda p, name: p.zrange(index.keys.snap(name), 0, 0))
+    found = for_each(index, catalogs, lambda p, name: p.zrange(index.keys.snap(name), 0, 0))
     return [parse_snapshot(members[0]) if members else None for members in found]
 
 
 def snapshot_counts(index: Index, catalogs: Sequence[str], until: TsSeq) -> list[int]:
     """How many snapshots each catalog has at or below `until`, in one round trip."""
-    return _for_each(index, catalogs, lambda p, name: p.zcount(index.keys.snap(name), "-inf", until.score))
+    return for_each(index, catalogs, lambda p, name: p.zcount(index.keys.snap(name), "-inf", until.score))
 
 
 def open_writes(index: Index, shards: Sequence[str]) -> list[list[OpenMember]]:
@@ -166,8 +166,8 @@ def _open_member(token: str, score: float, opened: bytes | None, now: int) -> Op
         raise CorruptObject(f"the index has an open write that cannot be read: {token!r} ({error})") from None
 
 
-def _for_each(index: Index, items: Sequence[str], ask: Callable[[Pipeline, str], object]) -> list[Any]:
-    """One command for each of these, in one round trip."""
+def for_each(index: Index, items: Sequence[str], ask: Callable[[Pipeline, str], object]) -> list[Any]:
+    """What Redis answers to the commands for each of these, in one round trip."""
 
     def once() -> list[Any]:
         with index.connection.client.pipeline(transaction=False) as pipeline:

@@ -45,6 +45,8 @@ LIST = _load("list")
 SNAPSHOT = _load("snapshot", retried=False)
 CLEAR = _load("clear")
 REMOVE_DELTA = _load("remove_delta")
+REMOVE_SNAPSHOT = _load("remove_snapshot")
+FORGET_CATALOG = _load("forget_catalog")
 # Known by its `once` key.
 META = _load("meta")
 HIGH_WATER_MARK = _load("high_water_mark")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,15 +53,24 @@ class TransactionIndex:
     app_id: str = ""
     version: int | None = None
     passing: bool = False
+    after: int | None = None
     staging_lease: float = 24 * 3600.0
 
     @classmethod
     def begin(
-        cls, index: Index, lease: float, app_id: str = "", version: int | None = None, *, passing: bool = False
+        cls,
+        index: Index,
+        lease: float,
+        app_id: str = "",
+        version: int | None = None,
+        *,
+        passing: bool = False,
+        after: int | None = None,
     ) -> TransactionIndex:
         """A new transaction: its id is claimed, its lease runs.
 
-        With `passing`, Redis forgets the application's version after as long as it remembers transactions.
+        With `passing`, Redis forgets the application's version after as long as it remembers transactions. With
+        `after` it commits only while the application is at exactly that version (0: it has none).
 
         Transactions in flight whose writer is gone are given up on the way: one that published nothing yet
         is met by no reader.
@@ -69,7 +78,7 @@ class TransactionIndex:
         for other in index.inflight():
             abort_if_expired(index, other)
         while True:
-            txn = cls(index, new_txn(), lease, app_id, version, passing)
+            txn = cls(index, new_txn(), lease, app_id, version, passing, after)
             if txn._stage(owner=secrets.token_hex(8), segments={}) == "open":
                 return txn
 
@@ -135,7 +144,7 @@ class TransactionIndex:
             reply = self._run(
                 scripts.TXN_COMMIT,
                 [self._key, keys.inflight, keys.aborted, keys.app(self.app_id)],
-                [self.txn, self._version, REMEMBERED, str(int(self.passing))],
+                [self.txn, self._version, REMEMBERED, str(int(self.passing)), _text(self.after)],
             ).decode()
         except IndexFailure as error:
             if not error.may_have_run:
@@ -163,13 +172,23 @@ class TransactionIndex:
 
     @property
     def _version(self) -> str:
-        return "" if self.version is None else str(self.version)
+        return _text(self.version)
 
     def _aborted(self, state: str) -> TransactionAborted:
         why = {"expired": "its lease ran out", "missing": "Redis does not know it (any more)"}.get(
             state, f"it is {state}"
         )
         return TransactionAborted(f"transaction {self.txn} cannot go on: {why}; nothing of it is visible")
+
+
+def application_version(index: Index, app_id: str) -> int:
+    """The last version that the application has brought; 0 if none."""
+    found: Any = index.connection.call(lambda: index.connection.client.get(index.keys.app(app_id)))
+    return int(found or 0)
+
+
+def _text(version: int | None) -> str:
+    return "" if version is None else str(version)
 
 
 def _micros(seconds: float) -> str:

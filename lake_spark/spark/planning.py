@@ -6,21 +6,20 @@ import hashlib
 import math
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from operator import itemgetter
 
+from lake_spark.client import cut as cuts_of
 from lake_spark.client.lake import version_at
-from lake_spark.errors import ConfigError, InvalidInput, PendingError
-from lake_spark.index import Index, ShardMark, abort_if_expired
+from lake_spark.errors import ConfigError, InvalidInput
+from lake_spark.index import Index
 from lake_spark.index.inspect import changed_counts, changed_since
 from lake_spark.model import ZERO, TsSeq
-from lake_spark.names import SHARDS, check_catalog, shard_of, unb64
+from lake_spark.names import SHARDS, check_catalog, shard_of
 from lake_spark.options import BatchOptions
-from lake_spark.tally import count
 
 # Views of what is there when a task looks: neither open writes are in their way, nor is there a past to read.
 PRESENT_VIEWS = ("pending", "files")
@@ -29,7 +28,6 @@ _GLOB = re.compile(r"[*?\[]")
 _SHARDS = re.compile(r"([0-9a-f]{2})(?:-([0-9a-f]{2}))?", re.ASCII)
 # Names that a task may hold to save round trips.
 _SCANNED_TOGETHER = 100_000
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,50 +275,5 @@ def _pieces(size: int, task: ShardTask, share: int) -> Iterator[tuple[int, Shard
 
 
 def take_cut(index: Index, shards: Sequence[str], options: BatchOptions) -> list[TsSeq]:
-    """How far each shard is read: to its end at one instant (or to `asOf`), once everything below is decided.
-
-    At that instant no transaction is being published, so none is seen in part. Open writes below the cut are
-    waited for or are an error; with `prefix` the cut ends before them.
-    """
-    wait = _Wait(options.pending_wait if options.pending == "wait" else 0.0)
-    marks = index.high_water_marks(shards)
-    while marks[0].inflight and options.pending != "prefix":
-        wait.or_raise(
-            f"{marks[0].inflight} transactions are being published: {', '.join(sorted(index.inflight())[:5])}"
-        )
-        for txn in index.inflight():
-            abort_if_expired(index, txn)
-        marks = index.high_water_marks(shards)
-    limit = _as_of(options)
-    cut = [min(mark.last, limit) if limit else mark.last for mark in marks]
-    if options.pending == "prefix":
-        return [min(mark.mark, end) for mark, end in zip(marks, cut, strict=True)]
-    while behind := [mark for mark, end in zip(marks, cut, strict=True) if mark.mark < end]:
-        wait.or_raise(f"open writes stand before the end of {len(behind)} shards: {_names_of(behind)}")
-        marks = index.high_water_marks(shards)
-    return cut
-
-
-class _Wait:
-    """Pauses that grow, up to a deadline."""
-
-    def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._pause = _FIRST_PAUSE
-
-    def or_raise(self, reason: str) -> None:
-        """Pause, or say what was waited for in vain."""
-        if time.monotonic() >= self._deadline:
-            raise PendingError(f"{reason}; try again, raise pendingWait, or read with pending=prefix")
-        time.sleep(self._pause)
-        count(waits=self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-
-def _names_of(marks: Sequence[ShardMark]) -> str:
-    names = []
-    for mark in marks[:5]:
-        kind, owner, *rest = mark.token.split("|")
-        what = f"transaction {owner}" if kind == "txn" else f"catalog {unb64(rest[-1])!r}"
-        names.append(f"{what} at {mark.opened}")
-    return ", ".join(names) + (", …" if len(marks) > 5 else "")
+    """How far each shard is read, by the options of a job."""
+    return cuts_of.take_cut(index, shards, options.pending, options.pending_wait, _as_of(options))

@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from lake_spark.client import reading as single
 from lake_spark.client.bulk import BulkReader
+from lake_spark.client.retained import retained
 from lake_spark.client.session import Session
 from lake_spark.errors import CorruptObject, MergeError, ObjectMissing
-from lake_spark.index.inspect import oldest_snapshots, open_writes, snapshot_counts, snapshots_of
+from lake_spark.index.inspect import open_writes, snapshot_counts, snapshots_of
 from lake_spark.merge import Fold, dumps
-from lake_spark.model import ZERO, Listing, MergeType, Run, Snapshot, TsSeq
+from lake_spark.model import ZERO, Listing, MergeType, Snapshot, TsSeq
 from lake_spark.names import segment_key, snapshot_key
 from lake_spark.spark import reading
 from lake_spark.spark.planning import ShardTask, names_of
@@ -242,42 +243,10 @@ def _files(session: Session, tasks: Sequence[ShardTask], *_: object) -> Iterator
 def _history(session: Session, tasks: Sequence[ShardTask], _: Sequence[str], batch_bytes: int) -> Iterator[_Row]:
     reader = BulkReader(session, batch_bytes)
     for task, names in _named(session, tasks):
-        bases = _retained(session, task, names)
+        bases = retained(session, names, {task.shard: task.cut})
         for listing, bodies in reader.deltas([listing for listing, _ in bases.values()]):
             base = bases[listing.catalog][1]
             yield from _versions(session, task, listing, base, bodies)
-
-
-def _retained(session: Session, task: ShardTask, names: Sequence[str]) -> dict[str, tuple[Listing, Snapshot | None]]:
-    """The whole log of each catalog, and the snapshot that it stands on if its history was cleared.
-
-    The two are asked for apart: where the oldest snapshot was another one before than after, somebody has cleared
-    history in between, and it is asked again.
-    """
-    found: dict[str, tuple[Listing, Snapshot | None]] = {}
-    todo: Sequence[str] = names
-    for _ in range(_RELISTINGS):
-        before = dict(zip(todo, oldest_snapshots(session.index, todo), strict=True))
-        listings = {each.catalog: each for each in _listings(session, task, todo, whole_log=True)}
-        after = dict(zip(todo, oldest_snapshots(session.index, todo), strict=True))
-        for name in todo:
-            if before[name] == after[name]:
-                found[name] = listings[name], _base(listings[name], after[name], task.cut)
-        todo = [name for name in todo if name not in found]
-        if not todo:
-            break
-    else:
-        raise CorruptObject(f"history of catalog {todo[0]!r} is cleared again and again while it is read: try later")
-    return {name: found[name] for name in names}
-
-
-def _base(listing: Listing, oldest: Snapshot | None, cut: TsSeq) -> Snapshot | None:
-    """The oldest snapshot, if nothing is left of what it merged."""
-    if oldest is None or oldest.stop > cut:
-        return None
-    first = listing.entries[0] if listing.entries else None
-    start = first.first if isinstance(first, Run) else first.ts_seq if first else None
-    return oldest if start is None or start > oldest.stop else None
 
 
 def _versions(
@@ -294,7 +263,7 @@ def _versions(
             return
         except ObjectMissing as error:
             missing, before = error, (listing.entries, base)
-            [(listing, base)] = _retained(session, task, [catalog]).values()
+            [(listing, base)] = retained(session, [catalog], {task.shard: task.cut}).values()
             if (listing.entries, base) == before:
                 break
             bodies = single.deltas(session, catalog, listing.entries)

@@ -16,9 +16,17 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from lake_spark.client.session import Session
-from lake_spark.client.transaction import chunk_size, merge_meta, pack_index, publish_all, stage_rows, unpack_index
+from lake_spark.client.transaction import (
+    chunk_size,
+    given_up_on_failure,
+    merge_meta,
+    pack_index,
+    publish_all,
+    stage_rows,
+    unpack_index,
+)
 from lake_spark.client.writing import Change, Fields, check_change, write
-from lake_spark.errors import ConflictError, IndexFailure, InvalidInput, OutcomeUnknown
+from lake_spark.errors import ConflictError, IndexFailure, InvalidInput
 from lake_spark.index import TransactionIndex
 from lake_spark.model import TsSeq
 from lake_spark.options import BatchOptions
@@ -197,19 +205,13 @@ def commit_job(
 
 def commit(session: Session, txn: TransactionIndex, tasks: Sequence[StagedTask]) -> None:
     """Publish and commit the segments of these tasks."""
-    try:
+    with given_up_on_failure(txn):
         if not txn.intend():
             txn.abort()
             log.info("version %s of %r was applied before: nothing was written", txn.version, txn.app_id)
             return
         publish_all(session, txn, [segment for task in tasks for segment in task.segments])
         applied = txn.commit()
-    except OutcomeUnknown:
-        raise
-    except BaseException:
-        with contextlib.suppress(IndexFailure):
-            txn.abort()
-        raise
     if applied:
         log.info("transaction %s: %d rows of %d tasks are in", txn.txn, sum(task.rows for task in tasks), len(tasks))
         meta: dict[str, Fields] = {}

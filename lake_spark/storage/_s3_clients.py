@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
+# Key, size, and seconds since 1970.
+Listed = tuple[str, int, float]
 Span = tuple[int, int] | None
 """First byte and end of a range; an end of -1 is that of the object; (-n, 0) its last n bytes; None all of it."""
 
@@ -54,7 +56,7 @@ class Client(Protocol):
     def get(self, key: str, span: Span) -> bytes: ...
     def head(self, key: str) -> None: ...
     def delete(self, key: str) -> None: ...
-    def list(self, folder: str) -> Iterator[str]: ...
+    def list(self, folder: str) -> Iterator[Listed]: ...
     def close(self) -> None: ...
 
 
@@ -145,11 +147,11 @@ class ObstoreClient:
         except Exception as error:
             raise _refused(error) from None
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str) -> Iterator[Listed]:
         try:
             for page in self._store.list(folder or None, chunk_size=1000):
                 for item in page:
-                    yield item["path"]
+                    yield item["path"], item["size"], item["last_modified"].timestamp()
         except Exception as error:
             raise _refused(error) from None
 
@@ -256,12 +258,12 @@ class BotoClient:
     def delete(self, key: str) -> None:
         self.call("delete_object", Key=key)
 
-    def list(self, folder: str) -> Iterator[str]:
+    def list(self, folder: str) -> Iterator[Listed]:
         more: dict[str, str] = {}
         while True:
             page = self.call("list_objects_v2", Prefix=folder, **more)
             for item in page.get("Contents", ()):
-                yield item["Key"]
+                yield item["Key"], item["Size"], item["LastModified"].timestamp()
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}

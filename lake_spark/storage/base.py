@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from lake_spark.errors import InvalidInput
 
 MAX_KEY_BYTES = 1024
+
+
+class StoredObject(NamedTuple):
+    """An object as a listing shows it; `modified` is in seconds since 1970, by the clock of the store."""
+
+    key: str
+    size: int
+    modified: float
 
 
 @runtime_checkable
@@ -43,6 +51,9 @@ class Storage(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]:
         """The keys that start with `prefix`, in order. The prefix may end within a name."""
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        """The same, with size and time of each object."""
 
     def close(self) -> None:
         """Let go of connections and write out what is pending; the next call opens them again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lake_spark.errors import ConfigError, InvalidInput, ObjectExists, ObjectMissing, StorageDenied, StorageFailure
-from lake_spark.storage.base import ForkSafeLock, check_key, check_prefix, check_range
+from lake_spark.storage.base import ForkSafeLock, StoredObject, check_key, check_prefix, check_range
 from lake_spark.tally import count
 
 Fsync = Literal["always", "interval", "never"]
@@ -121,14 +121,28 @@ class FileStorage:
         return True
 
     def list(self, prefix: str) -> Iterator[str]:
+        return (key for key, _ in self._found(prefix))
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        for key, path in self._found(prefix):
+            try:
+                state = os.stat(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._failure("look at", key, error) from error
+            yield StoredObject(key, state.st_size, state.st_mtime)
+
+    def _found(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """The keys that start with the prefix, in order, each with its file."""
         folder = check_prefix(prefix)
         if folder.startswith(_TEMPORARY + "/"):
             return
         place = os.path.join(self.path, *(part for name in folder.split("/")[:-1] for part in _folder_parts(name)))
         try:
-            for key in _walk(place, folder, prefix):
+            for key, path in _walk(place, folder, prefix):
                 if key.startswith(prefix):
-                    yield key
+                    yield key, path
         except OSError as error:
             raise self._failure("list", prefix or "all objects", error) from error
 
@@ -326,16 +340,16 @@ def _leaf_parts(name: str) -> list[str]:
     return parts
 
 
-def _walk(place: str, before: str, prefix: str) -> Iterator[str]:
-    """The keys under a folder, in order; `before` is what they start with."""
-    whole: list[tuple[str, str | None]] = []
-    continued: list[Iterator[str]] = []
+def _walk(place: str, before: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """The keys under a folder, in order, each with its file; `before` is what they start with."""
+    whole: list[tuple[str, str]] = []
+    continued: list[Iterator[tuple[str, str]]] = []
     try:
         with os.scandir(place) as entries:
             for entry in entries:
                 name, path = entry.name, entry.path
                 if not entry.is_dir(follow_symlinks=False):
-                    whole.append((before + name.removesuffix("+"), None))
+                    whole.append((before + name.removesuffix("+"), path))
                 elif name.endswith("+") and not name.endswith("++"):
                     continued.append(_walk(path, before + name[:-1], prefix))
                 elif before or name != _TEMPORARY:
@@ -347,9 +361,10 @@ def _walk(place: str, before: str, prefix: str) -> Iterator[str]:
     yield from heapq.merge(_in_order(whole, prefix), *continued) if continued else _in_order(whole, prefix)
 
 
-def _in_order(entries: list[tuple[str, str | None]], prefix: str) -> Iterator[str]:
-    for key, folder in entries:
-        if folder is None:
-            yield key
+def _in_order(entries: list[tuple[str, str]], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, path in entries:
+        # The names of folders end with a slash here, and those of objects never do.
+        if not key.endswith("/"):
+            yield key, path
         elif key.startswith(prefix) or prefix.startswith(key):
-            yield from _walk(folder, key, prefix)
+            yield from _walk(path, key, prefix)

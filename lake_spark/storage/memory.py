@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
 from lake_spark.errors import ObjectExists, ObjectMissing, StorageFailure
-from lake_spark.storage.base import ForkSafeLock, check_key, check_prefix, check_range
+from lake_spark.storage.base import ForkSafeLock, StoredObject, check_key, check_prefix, check_range
 
 
 class MemoryStorage:
@@ -18,6 +19,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
+        self._times: dict[str, float] = {}
         self._token = secrets.token_hex(6)
         self._lock = ForkSafeLock()
 
@@ -32,6 +34,7 @@ class MemoryStorage:
             if if_absent and key in self._objects:
                 raise ObjectExists(f"object {key} already exists in memory")
             self._objects[key] = bytes(data)
+            self._times[key] = time.time()
 
     def get(self, key: str, *, start: int | None = None, length: int | None = None) -> bytes:
         check_key(key)
@@ -45,6 +48,7 @@ class MemoryStorage:
 
     def delete(self, key: str) -> None:
         self._objects.pop(check_key(key), None)
+        self._times.pop(key, None)
 
     def exists(self, key: str) -> bool:
         return check_key(key) in self._objects
@@ -52,6 +56,12 @@ class MemoryStorage:
     def list(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix)
         return iter(sorted(key for key in self._objects.copy() if key.startswith(prefix)))
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        for key in self.list(prefix):
+            # One that is deleted meanwhile is not shown.
+            if (data := self._objects.get(key)) is not None:
+                yield StoredObject(key, len(data), self._times.get(key, 0.0))
 
     def close(self) -> None:
         """Nothing to let go of: the objects stay."""

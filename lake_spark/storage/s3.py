@@ -19,7 +19,7 @@ from lake_spark.errors import (
     StorageUnavailable,
 )
 from lake_spark.storage._s3_clients import UNREACHABLE, BotoClient, Client, Refused, Settings, Span, open_client
-from lake_spark.storage.base import ForkSafeLock, check_key, check_prefix, check_range
+from lake_spark.storage.base import ForkSafeLock, StoredObject, check_key, check_prefix, check_range
 from lake_spark.tally import count
 
 _RACE_ATTEMPTS = 6
@@ -156,14 +156,17 @@ class S3Storage:
         return True
 
     def list(self, prefix: str) -> Iterator[str]:
+        return (found.key for found in self.objects(prefix))
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         folder = check_prefix(prefix)
         base = f"{self.base_path}/" if self.base_path else ""
         # S3 lists in order of keys. Stores that keep folders list `a/b` before `a-b`, which sorts
         # first: so hold back a folder until no name that begins with its name can follow.
-        held: list[str] = []
+        held: list[StoredObject] = []
         first = ""
         try:
-            for place in self._connected().list(base + folder):
+            for place, size, modified in self._connected().list(base + folder):
                 key = place[len(base) :]
                 name = key[len(folder) :].partition("/")[0]
                 if held and not (name.startswith(first) and name[len(first) :][:1] < "/"):
@@ -172,7 +175,7 @@ class S3Storage:
                 if not held:
                     first = name
                 if key.startswith(prefix):
-                    held.append(key)
+                    held.append(StoredObject(key, size, modified))
         except Refused as refused:
             self._raise("list", prefix or "all objects", refused)
         yield from sorted(held)

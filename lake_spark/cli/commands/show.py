@@ -11,8 +11,9 @@ import typer
 
 from lake_spark.cli.app import LOOK, Json, Url, app
 from lake_spark.cli.context import body_of, opened
-from lake_spark.cli.output import Output, moment, size_of
+from lake_spark.cli.output import Output, moment
 from lake_spark.errors import InvalidBody, InvalidPath, MergeError, NotFound
+from lake_spark.tally import size_of
 
 if TYPE_CHECKING:
     from lake_spark.client import Lake
