@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
 
 from lake_spark.merge import dumps
-from lake_spark.spark.metrics import store
+from lake_spark.spark.metrics import open_file
 from lake_spark.spark.rows import BadRow
 
+Keep = Callable[[Sequence[BadRow]], None]
 
-def save_bad_rows(folder: str, job: str, partition: int, rows: Sequence[BadRow]) -> None:
-    """One file for each partition of a job, under the same name in every attempt: a retry writes it anew."""
-    lines = [
-        dumps({"partition": partition, "row": r.number, "catalog": r.catalog, "reason": r.reason, "body": r.body})
-        for r in rows
-    ]
-    store(folder, f"{job}-{partition:05d}.jsonl", "".join(line.decode() + "\n" for line in lines))
+
+@contextlib.contextmanager
+def bad_rows_file(folder: str, job: str, partition: int) -> Iterator[Keep]:
+    """What keeps the bad rows of a task, as they come: none are held in memory, and without any there is no file.
+
+    The file has the same name in every attempt: a retry writes it anew.
+    """
+    file: pa.NativeFile | None = None
+
+    def keep(rows: Sequence[BadRow]) -> None:
+        nonlocal file
+        if rows and file is None:
+            file = open_file(folder, f"{job}-{partition:05d}.jsonl")
+        for r in rows:
+            line = {"partition": partition, "row": r.number, "catalog": r.catalog, "reason": r.reason, "body": r.body}
+            assert file is not None
+            file.write(dumps(line) + b"\n")
+
+    try:
+        yield keep
+    finally:
+        if file is not None:
+            file.close()

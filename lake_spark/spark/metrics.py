@@ -128,18 +128,19 @@ def report(options: BatchOptions, action: str, job: str, outcome: str, figures: 
     where = f"{line['partition']}.{line['attempt']}" if context else "job"
     name = f"{action}-{job}-{where}-{uuid.uuid4().hex[:8]}.jsonl"
     try:
-        store(options.metrics_path, name, json.dumps(line) + "\n")
+        with open_file(options.metrics_path, name) as file:
+            file.write(f"{json.dumps(line)}\n".encode())
     except Exception as error:
         log.warning("metrics were not written to %s: %s", _shown(options.metrics_path), type(error).__name__)
 
 
-def store(folder: str, name: str, text: str) -> None:
+def open_file(folder: str, name: str) -> pa.NativeFile:
+    """A new file in a folder: of this machine, or of whatever else Arrow knows by a URI."""
     # A path on this machine is made absolute, for only then it is a URI too.
     uri = folder if "://" in folder else os.path.abspath(folder)
     system, path = FileSystem.from_uri(uri)
     system.create_dir(path, recursive=True)
-    with system.open_output_stream(f"{path}/{name}") as file:
-        file.write(text.encode())
+    return system.open_output_stream(f"{path}/{name}")
 
 
 def _shown(folder: str) -> str:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from lake_spark.client.transaction import meta_text
 from lake_spark.client.writing import Change, Fields, check_change, check_merge_type
-from lake_spark.errors import InvalidInput
+from lake_spark.errors import InvalidBody, InvalidInput
 from lake_spark.merge import are_json
 from lake_spark.model import MergeType, TsSeq
 from lake_spark.names import check_catalog, check_field_path
@@ -24,7 +24,7 @@ _BLANK = " \t\r\n"
 # Only a body longer than this can nest too deep.
 _SHALLOW = 512
 # Bad rows that an error names.
-_SHOWN = 10
+SHOWN = 10
 
 # pyarrow's stubs know these for fewer types than there are.
 _trim: Any = pc.ascii_trim
@@ -34,8 +34,9 @@ _count: Any = pc.count_substring
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is refused."""
+    """A row that is refused, and the kind of error that it is."""
 
+    kind: type[InvalidInput]
     number: int
     catalog: str | None
     reason: str
@@ -147,13 +148,13 @@ class RowChecker:
         for place, values in enumerate(_values(columns)):
             try:
                 if place in refused:
-                    raise InvalidInput(f"the body is refused: {refused[place]}")
+                    raise InvalidBody(f"the body is refused: {refused[place]}")
                 change = self._change(values)
                 _note(rows, change, values)
             except InvalidInput as error:
                 catalog, body = values["catalog"], values["body"]
                 text = body.decode(errors="replace") if isinstance(body, bytes) else body
-                rows.bad.append(BadRow(first + place, catalog, str(error), text))
+                rows.bad.append(BadRow(type(error), first + place, catalog, str(error), text))
             else:
                 if not change.only_meta:
                     changes.append(change)
@@ -169,7 +170,7 @@ class RowChecker:
     def _change(self, values: dict[str, Any]) -> Change:
         body, meta, options = values["body"], values.get("meta"), self._options
         if body is None:
-            raise InvalidInput(f"catalog {values['catalog']!r} has a row without a body: the JSON for nothing is null")
+            raise InvalidBody(f"catalog {values['catalog']!r} has a row without a body: the JSON for nothing is null")
         path = options.path or "/" if values["path"] is None else values["path"]
         kind = options.merge_type if values["merge_type"] is None else values["merge_type"]
         return check_change(options.max_body_bytes, values["catalog"], _bytes(body), path, kind, _bytes(meta))
@@ -191,13 +192,13 @@ def expect(known: dict[str, TsSeq], catalog: str, version: TsSeq) -> None:
 
 
 def refusal(bad: Sequence[BadRow], partition: int) -> InvalidInput:
-    """The error that tells of bad rows: the first of them, and how many there are."""
+    """The error that tells of bad rows: the first of them, and how many there are. It is of the kind of the first."""
     lines = []
-    for row in bad[:_SHOWN]:
+    for row in bad[:SHOWN]:
         named = "" if repr(row.catalog) in row.reason else f", catalog {row.catalog!r}"
         lines.append(f"row {row.number} of partition {partition}{named}: {row.reason}")
-    more = f"\n(and {len(bad) - _SHOWN} more)" if len(bad) > _SHOWN else ""
-    return InvalidInput(
+    more = f"\n(and {len(bad) - SHOWN} more)" if len(bad) > SHOWN else ""
+    return bad[0].kind(
         "\n".join(lines) + more + "\nnothing was written; set badRecords to a folder to write the good rows"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from lake_spark.errors import ConfigError, InvalidInput
 from lake_spark.index import TransactionIndex
 from lake_spark.model import MergeType, TsSeq
 from lake_spark.options import BatchOptions
-from lake_spark.spark.bad_rows import save_bad_rows
+from lake_spark.spark.bad_rows import bad_rows_file
 from lake_spark.spark.bodies import RowBodies
 from lake_spark.spark.metrics import Figures, metered, total
 from lake_spark.spark.rows import COLUMNS, sort_keys
@@ -113,14 +114,15 @@ class LakeWriter(DataSourceArrowWriter):
         context = TaskContext.get()
         # Unique to the attempt, so that a retried or speculative one stages segments of its own.
         attempt, partition = (context.taskAttemptId(), context.partitionId()) if context else (0, 0)
-        with metered(self._options, "write", self._txn.txn) as meter:
-            session = session_of(self._options)
-            task = WriteTask(session, self._txn, self._options, self._schema, self._overwrite, partition, attempt)
+        options, txn = self._options, self._txn
+        with metered(options, "write", txn.txn) as meter, contextlib.ExitStack() as stack:
+            keep = None
+            if options.bad_records != "fail":
+                keep = stack.enter_context(bad_rows_file(options.bad_records, txn.txn, partition))
+            session = session_of(options)
+            task = WriteTask(session, txn, options, self._schema, self._overwrite, partition, attempt, keep)
             staged = task.run(iterator)
             meter.add(catalogs=staged.catalogs, deltas=staged.rows, rows=staged.rows)
-            if staged.bad:
-                save_bad_rows(self._options.bad_records, self._txn.txn, partition, staged.bad)
-                staged.bad = []
         return LakeMessage(staged, meter.figures)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -22,7 +22,7 @@ from lake_spark.errors import ConflictError, IndexFailure, InvalidInput, Outcome
 from lake_spark.index import TransactionIndex
 from lake_spark.model import TsSeq
 from lake_spark.options import BatchOptions
-from lake_spark.spark.rows import BadRow, RowChecker, Rows, expect, refusal, replacing, sort_keys
+from lake_spark.spark.rows import SHOWN, BadRow, RowChecker, Rows, expect, refusal, replacing, sort_keys
 
 log = logging.getLogger("lake_spark")
 
@@ -38,12 +38,11 @@ class StagedTask:
     meta: dict[str, Fields] = field(default_factory=dict)
     rows: int = 0
     catalogs: int = 0
-    bad: list[BadRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """One attempt at writing a partition."""
+    """One attempt at writing a partition. Rows that are refused are its error, unless there is one to `keep` them."""
 
     session: Session
     txn: TransactionIndex
@@ -52,6 +51,7 @@ class WriteTask:
     overwrite: bool
     partition: int
     attempt: int
+    keep: Callable[[Sequence[BadRow]], None] | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> StagedTask:
         """Check every row and stage it in segments of this attempt; nothing is in any log yet.
@@ -87,15 +87,19 @@ class WriteTask:
         checked: Iterator[Rows] = map(checker.check, batches)
         if self.overwrite:
             checked = replacing(checked)
+        bad: list[BadRow] = []
         for rows in checked:
-            staged.bad += rows.bad
-            if self.options.bad_records == "fail" and len(staged.bad) >= 10:
-                break
+            if self.keep:
+                self.keep(rows.bad)
+            else:
+                bad += rows.bad
+                if len(bad) >= SHOWN:
+                    break
             for catalog, meta in rows.meta:
                 staged.meta.setdefault(catalog, {}).update(meta)
             yield rows
-        if staged.bad and self.options.bad_records == "fail":
-            raise refusal(staged.bad, self.partition)
+        if bad:
+            raise refusal(bad, self.partition)
 
     def _sorted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows of the partition by the columns of `orderBy`; equal ones keep their order."""
