@@ -16,7 +16,7 @@ venv: $(VENV)/.made
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[spark,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[spark,embedded,cli,dev]'
 	touch $@
 
 test: venv
@@ -28,7 +28,7 @@ lint: venv
 	$(BIN)/mypy
 
 demo: venv
-	$(BIN)/python docs/demo.py
+	$(BIN)/python -c "from lake_spark.spark.demo import demo; demo('./demo-lake')"
 
 bench: venv
 	$(BIN)/python -m bench --quick

@@ -37,15 +37,6 @@ from lake_spark.names import shard_of
 from lake_spark.segment import write_segment
 from lake_spark.segment.writer import GROUP_ROWS
 
-_LOG4J = """\
-rootLogger.level = error
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 _CORES = 2
 _PARTITIONS = 4
 _PER_CATALOG = 20
@@ -83,24 +74,11 @@ def _running(place: Place) -> Iterator[Any]:
     os.environ["SPARK_LOCAL_DIRS"] = str(place.folder / "spark")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
-    from pyspark.sql import SparkSession
-
     from bench.sources import Noop, Timed
+    from lake_spark.spark.local import local_spark
 
-    logging = place.folder / "log4j2.properties"
-    logging.write_text(_LOG4J)
-    spark = (
-        SparkSession.builder.master(f"local[{_CORES}]")
-        .appName("bench")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
-        .config("spark.driver.host", LOOPBACK)
-        .config("spark.driver.bindAddress", LOOPBACK)
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.warehouse.dir", str(place.folder / "warehouse"))
-        .getOrCreate()
-    )
+    builder = local_spark(place.folder).appName("bench").master(f"local[{_CORES}]")
+    spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     for source in (Noop, Timed):
         spark.dataSource.register(source)
     try:

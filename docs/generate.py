@@ -19,8 +19,9 @@ An option is a keyword of `Lake(...)`. What is not given there comes from the en
 The camelCase spelling of a name is accepted as well. A name that is not an option gets one warning that names the
 nearest one; a value that an option does not take is a `ConfigError`.
 
-The URL of the index Redis is no option: it is the first argument of `Lake`, or `LAKE_URL` in the environment. Where
-the bodies are kept is part of the lake's configuration: see [Getting started](getting-started.md#configuration).
+The URL of the index Redis, or of an [embedded lake](getting-started.md#in-a-folder), is no option: it is the first
+argument of `Lake`, or `LAKE_URL` in the environment. Its query may hold options, as in `?pending=wait`. Where the
+bodies are kept is part of the lake's configuration: see [Getting started](getting-started.md#configuration).
 
 """
 

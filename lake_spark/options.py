@@ -116,7 +116,7 @@ _of_a_job = partial(_option, environment=False)
 class BatchOptions(Options):
     """How a Spark job reads or writes a lake: the options above, and these."""
 
-    url: str = _option("", "the index Redis of the lake; default: LAKE_URL", secret=True)
+    url: str = _option("", "the index Redis of the lake, or file:DIR; default: LAKE_URL", secret=True)
     pending: str = _option(
         "wait", "what a read does when open writes stand in its way", choices=("error", "wait", "prefix")
     )

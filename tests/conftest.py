@@ -103,26 +103,17 @@ def spark_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark for all tests: two cores in this process's own JVM, which knows the lake."""
     # Not at the top: most tests do without Spark, and importing it takes a second.
-    from pyspark.sql import SparkSession
-
     import lake_spark
+    from lake_spark.spark.local import local_spark
 
     folder = tmp_path_factory.mktemp("spark")
-    logging = folder / "log4j2.properties"
-    logging.write_text(LOG4J)
     builder = (
-        SparkSession.builder.master("local[2]")
+        local_spark(folder)
         .appName("lake_spark tests")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
-        .config("spark.driver.host", LOOPBACK)
-        .config("spark.driver.bindAddress", LOOPBACK)
         .config("spark.driver.memory", "1g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     )
     # The JVM and the Python workers that it starts keep the environment of this moment.
     with pytest.MonkeyPatch.context() as patch:
@@ -135,15 +126,3 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     lake_spark.register(session)
     yield session
     session.stop()
-
-
-# From the first line on: a level set in the session comes too late for what the start itself says.
-LOG4J = """\
-rootLogger.level = error
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""

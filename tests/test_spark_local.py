@@ -13,10 +13,10 @@ pytest.importorskip("pyspark", "4.0")
 SCRIPT = """
 import sys
 from lake_spark.errors import ConfigError
-from lake_spark.spark.local import local_spark
+from lake_spark.spark.local import quiet_spark
 
 try:
-    local_spark("test", sys.argv[1])
+    quiet_spark("test", sys.argv[1])
 except ConfigError as error:
     print(error)
 print("still heard", file=sys.stderr)

