@@ -15,6 +15,7 @@ from lake_spark.errors import ConfigError
 from lake_spark.spark.source import LakeDataSource
 
 _LOOPBACK = "127.0.0.1"
+_SHOWN_BYTES = 2000
 
 # From the first line on: a level set in the session comes too late for what the start itself says.
 _LOGGING = """\
@@ -74,10 +75,13 @@ def _hushed(log: Path) -> Iterator[None]:
     kept = os.dup(2)
     try:
         with log.open("ab") as file:
+            before = file.tell()
             os.dup2(file.fileno(), 2)
         yield
     except Exception as error:
-        raise ConfigError(f"Spark did not start; {log} ends with: {log.read_text(errors='replace')[-2000:]}") from error
+        # From its first words on: the reason is there, and pages of help or of stack traces follow.
+        said = log.read_bytes()[before : before + _SHOWN_BYTES].decode(errors="replace").strip()
+        raise ConfigError(f"Spark did not start; its log {log} says: {said}") from error
     finally:
         os.dup2(kept, 2)
         os.close(kept)
