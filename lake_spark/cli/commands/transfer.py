@@ -76,7 +76,7 @@ def import_(
 
     out = Output(json)
     source = RowFile.of(file, format)
-    with opened(url) as lake:
+    with opened(url, create=True) as lake:
         session = lake._session
         state = begin_import(session, source, again=again)
         if state.before:
