@@ -60,6 +60,6 @@ def _names_of(marks: Sequence[ShardMark]) -> str:
     names = []
     for mark in marks[:5]:
         kind, owner, *rest = mark.token.split("|")
-        what = f"transaction {owner}" if kind == "txn" else f"catalog {unb64(rest[-1])!r}"
-        names.append(f"{what} at {mark.opened}")
+        single = f"catalog {unb64(rest[-1])!r} at {mark.opened}, open for {mark.age:.1f} s" if rest else ""
+        names.append(f"transaction {owner} at {mark.opened}" if kind == "txn" else single)
     return ", ".join(names) + (", …" if len(marks) > 5 else "")

@@ -55,7 +55,7 @@ class SnapshotClaim:
 
 @dataclass(frozen=True, slots=True)
 class ShardMark:
-    """A shard's last sequence, and the first that is still open (`0_0` if none), by the token of its writer.
+    """A shard's last sequence, and the first that is still open (`0_0` if none), its writer's token and its age.
 
     `inflight` counts the transactions that were being published at that instant, in any shard.
     """
@@ -64,6 +64,7 @@ class ShardMark:
     opened: TsSeq
     token: str
     inflight: int
+    age: float = 0.0
 
     @property
     def mark(self) -> TsSeq:
@@ -338,14 +339,18 @@ class Index:
         keys = self.keys
         calls: list[Call] = [
             (
-                [keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.fenced(shard), keys.inflight],
+                [
+                    *(keys.seq(shard), keys.pending(shard), keys.opened(shard), keys.fenced(shard)),
+                    *(keys.inflight, keys.catalogs(shard)),
+                ],
                 [self._timeout, f"{keys.prefix}:delta:"],
             )
             for shard in shards
         ]
+        replies = self.connection.run_many(scripts.HIGH_WATER_MARK, calls, atomic=True)
         return [
-            ShardMark(_ts_seq(last), _ts_seq(opened), token.decode(), inflight)
-            for last, opened, token, inflight in self.connection.run_many(scripts.HIGH_WATER_MARK, calls, atomic=True)
+            ShardMark(_ts_seq(last), _ts_seq(opened), token.decode(), inflight, max(age, 0) / 1e6)
+            for last, opened, token, inflight, age in replies
         ]
 
     def registry_sizes(self, shards: Sequence[str]) -> list[int]:
