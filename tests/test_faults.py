@@ -32,6 +32,7 @@ from lake_spark.errors import (
     StorageFailure,
 )
 from lake_spark.index import TransactionIndex, abort_if_expired, scripts
+from lake_spark.index.repair import forget_catalog, remove_snapshot
 from lake_spark.index.scripts import Script
 from lake_spark.names import delta_key, segment_key, snapshot_key
 from lake_spark.segment import write_segment
@@ -155,6 +156,22 @@ def lost_reply_cases() -> dict[str, tuple[Script, Callable[[Lake], object]]]:
         last = lake.write("a", append("x"), merge=APPEND)
         assert lake.motion_sample("r", "i", ["a"], None, lambda changed: None) == float(last.score)
 
+    def forgotten(lake: Lake) -> None:
+        wrote(lake)
+        lake.remove_delta("gone", lake.write("gone", {}))
+        forget_catalog(lake._session.index, "gone")
+        assert list(lake._session.index.catalogs()) == ["a"]
+
+    def unsnapped(lake: Lake) -> None:
+        wrote(lake)
+        with Lake(lake._url, config=lake._config, snapshot="always") as eager:
+            eager.read_bytes("a")
+            eager.flush()
+        snapshot = lake.list("a").snapshot
+        assert snapshot
+        remove_snapshot(lake._session.index, "a", snapshot)
+        assert lake.list("a").snapshot is None
+
     def wrote(lake: Lake) -> None:
         lake.write("a", append("x"), merge=APPEND)
 
@@ -169,6 +186,8 @@ def lost_reply_cases() -> dict[str, tuple[Script, Callable[[Lake], object]]]:
         "list": (scripts.LIST, listed),
         "clear": (scripts.CLEAR, cleared),
         "remove_delta": (scripts.REMOVE_DELTA, removed),
+        "remove_snapshot": (scripts.REMOVE_SNAPSHOT, unsnapped),
+        "forget_catalog": (scripts.FORGET_CATALOG, forgotten),
         "meta": (scripts.META, meta),
         "high_water_mark": (scripts.HIGH_WATER_MARK, mark),
         "sample": (scripts.SAMPLE, sample),

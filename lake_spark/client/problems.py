@@ -88,6 +88,6 @@ def repair(session: Session, step: Repair) -> bool:
         if not step.snapshot.segment:
             # The object first: were it still there, the next reader would register it again as it is.
             session.storage.delete(snapshot_key(step.catalog, step.snapshot))
-        return remove_snapshot(index, step.catalog, step.snapshot) == "removed"
+        return remove_snapshot(index, step.catalog, step.snapshot) != "needed"
     session.storage.delete(step.key)
     return True
