@@ -166,34 +166,47 @@ def test_the_demo_runs_twice_and_shows_its_steps(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lake_spark.cli", "demo"]
     # The library is found as it is in this process.
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for _ in range(2):
+
+    def run(*arguments: str) -> str:
         done = subprocess.run(
-            command, cwd=tmp_path, timeout=400, capture_output=True, text=True, env=environment, check=False
+            [*command, *arguments],
+            cwd=tmp_path,
+            timeout=400,
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        lines = [line.strip() for line in done.stdout.splitlines()]
-        for expected in (
-            ">>> lake = Lake(url)",
-            '>>> users.write.format("lake").option("url", url).mode("append").save()',
-            "4 of 3000 rows",
-            ">>> diff(old, new, MergeType.RFC6902)",
-            "The lake is still there, in demo-lake. Where to go next:",
-        ):
-            assert expected in lines
-        cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-        assert [cell[1] for cell in cells if cell[0] == "user-0000"] == [
-            '{"name":"User 0","visits":0,"city":"Oslo"}',
-            '{"name":"User 0","visits":1,"tags":["vip"]}',
-            '{"name":"User 0","visits":0,"city":"Oslo"}',
-        ]
-        assert [cell[1] for cell in cells if re.fullmatch(r"\d+_\d+", cell[0])] == ["REPLACE", "RFC7396", "RFC6902"]
-        assert sorted(cell for cell in cells if cell[0] in ("add", "remove", "replace")) == [
-            ["add", "/tags", "['vip']"],
-            ["remove", "/city", ""],
-            ["replace", "/visits", "2"],
-        ]
-        with Lake(f"file:{folder}") as lake:
-            assert lake.read_map("user-0010")["tags"] == ["vip"]
+        return done.stdout
+
+    lines = [line.strip() for line in run().splitlines()]
+    for expected in (
+        ">>> lake = Lake(url)",
+        '>>> users.write.format("lake").option("url", url).mode("append").save()',
+        "4 of 3000 rows",
+        ">>> diff(old, new, MergeType.RFC6902)",
+        "The lake is still there, in demo-lake. Where to go next:",
+    ):
+        assert expected in lines
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert [cell[1] for cell in cells if cell[0] == "user-0000"] == [
+        '{"name":"User 0","visits":0,"city":"Oslo"}',
+        '{"name":"User 0","visits":1,"tags":["vip"]}',
+        '{"name":"User 0","visits":0,"city":"Oslo"}',
+    ]
+    assert [cell[1] for cell in cells if re.fullmatch(r"\d+_\d+", cell[0])] == ["REPLACE", "RFC7396", "RFC6902"]
+    assert sorted(cell for cell in cells if cell[0] in ("add", "remove", "replace")) == [
+        ["add", "/tags", "['vip']"],
+        ["remove", "/city", ""],
+        ["replace", "/visits", "2"],
+    ]
+    with Lake(f"file:{folder}") as lake:
+        first = lake.list("user-0010").version
+    assert json.loads(run("--json")) == {"url": "file:demo-lake"}
+    with Lake(f"file:{folder}") as lake:
+        assert lake.read_map("user-0010")["tags"] == ["vip"]
+        assert lake.list("user-0010").version > first, "a lake of its own"
 
 
 def test_the_demo_leaves_a_folder_alone_that_no_demo_has_made(tmp_path: Path) -> None:

@@ -121,12 +121,12 @@ The lake is still there, in {folder}. Where to go next:
   docs/guarantees.md         what is promised, and where it ends"""
 
 
-def demo(folder: str) -> None:
-    """Make a fresh lake in this folder and show what can be done with it.
+def demo(folder: str, *, quiet: bool = False) -> None:
+    """Make a fresh lake in this folder and show what can be done with it; with `quiet`, do it without showing it.
 
     The lake stays, and the next demo replaces it. A folder that no demo has made is left alone: that is an error.
     """
-    console = Console(width=_WIDTH, highlight=False)
+    console = Console(width=_WIDTH, highlight=False, quiet=quiet)
     _make_fresh(Path(folder))
     url = f"file:{folder}"
     console.print("Starting Spark …", style="dim")

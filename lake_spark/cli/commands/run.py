@@ -15,11 +15,13 @@ from lake_spark.cli.output import Output
 @app.command(rich_help_panel=START)
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where its lake is made.")] = Path("demo-lake"),
+    json: Json = False,
 ) -> None:
     """Write, patch, read and travel in time with Spark, on a lake of its own."""
     from lake_spark.spark.demo import demo as run
 
-    run(str(folder))
+    run(str(folder), quiet=json)
+    Output(json).result({"url": f"file:{folder}"})
 
 
 @app.command(rich_help_panel=START)
