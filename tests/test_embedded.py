@@ -123,7 +123,14 @@ def only(processes: list[psutil.Process]) -> psutil.Process:
 
 def kill(process: psutil.Process) -> None:
     process.kill()
-    wait_for(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: _gone(process))
+
+
+def _gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 # How it is named

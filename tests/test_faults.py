@@ -293,6 +293,29 @@ def test_scripts_flushed_in_mid_run_are_sent_again(redis_url: str, lake: Lake) -
     assert all(lake.read_map(f"c{i}") == {"n": 49} for i in range(20))
 
 
+def test_segments_keep_their_order_when_scripts_come_and_go(redis_url: str, file_config: dict[str, str]) -> None:
+    stop = threading.Event()
+
+    def flush() -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            while not stop.is_set():
+                # Somebody else loads it in the middle of a pipeline, whose first calls have failed by then.
+                client.script_flush()
+                client.script_load(scripts.TXN_PUBLISH.source)
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    try:
+        with Lake(redis_url, config=file_config, segment_rows=2, snapshot="never") as lake:
+            for job in range(10):
+                name = f"a{job}"
+                lake.write_many([(name, {"list": []})] + [(name, append(n), "/", 3) for n in range(60)])
+                assert lake.read_map(name) == {"list": list(range(60))}
+    finally:
+        stop.set()
+        flusher.join()
+
+
 KILLED_WRITER = """
     import os, signal, sys
     from lake_spark import Lake

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from lake_spark.trace import span
 
 T = TypeVar("T")
 
-# Blocks that are published in one round trip.
+# Blocks that are published in one round trip, at the most.
 _BLOCKS = 64
 
 
@@ -192,14 +191,28 @@ def _publish(
     session: Session, txn: TransactionIndex, blocks: Iterable[Block], publish_part: Callable[[Sequence[Block]], list[T]]
 ) -> Iterator[tuple[Sequence[Block], list[T]]]:
     renewed = time.monotonic()
-    todo = iter(blocks)
-    while part := list(islice(todo, _BLOCKS)):
+    for part in _rounds(blocks):
         if time.monotonic() - renewed > session.options.lease / 3:
             txn.intend()
             renewed = time.monotonic()
         with span("Publish", blocks=len(part)):
             published = publish_part(part)
         yield part, published
+
+
+def _rounds(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """The blocks in lists, each for one round trip, with one block of a shard at the most.
+
+    Calls of one round trip may take effect in another order: where a script is missing, some fail and are made again.
+    """
+    part: dict[str, Block] = {}
+    for block in blocks:
+        if len(part) >= _BLOCKS or block.shard in part:
+            yield list(part.values())
+            part = {}
+        part[block.shard] = block
+    if part:
+        yield list(part.values())
 
 
 def pack_index(index: pa.Table) -> bytes:
