@@ -85,6 +85,9 @@ def repair(session: Session, step: Repair) -> bool:
     if isinstance(step, Forget):
         return forget_catalog(index, step.catalog)
     if isinstance(step, DropSnapshot):
+        if remove_snapshot(index, step.catalog, step.snapshot, ask=True) == "needed":
+            # History was cleared since: even a damaged object may be all that is left.
+            return False
         if not step.snapshot.segment:
             # The object first: were it still there, the next reader would register it again as it is.
             session.storage.delete(snapshot_key(step.catalog, step.snapshot))

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -148,14 +148,14 @@ class RawRow(NamedTuple):
         return self.line if self.record is None else dumps({name: _shown(v) for name, v in self.record.items()})
 
 
-class RowWriter:
+class RowWriter(Protocol):
     """Writes rows: the values of the columns, in their order."""
 
     def add(self, row: Sequence[Value]) -> None:
-        raise NotImplementedError
+        """Write one more row."""
 
 
-class _Lines(RowWriter):
+class _Lines:
     def __init__(self, file: Any, columns: Sequence[str]) -> None:
         self._file = file
         self._names = [(dumps(name) + b":", name in JSON_COLUMNS) for name in columns]
@@ -171,7 +171,7 @@ class _Lines(RowWriter):
         self._file.write(b"{" + b",".join(parts) + b"}\n")
 
 
-class _ParquetRows(RowWriter):
+class _ParquetRows:
     def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
         self._writer = writer
         self._schema = schema

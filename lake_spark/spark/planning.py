@@ -53,7 +53,7 @@ class Selection:
             pattern,
             _prefix(options.catalog_prefix),
             _shards(options.shards),
-            _since(options),
+            _version("updatedSince", options.updated_since),
         )
 
     @property
@@ -88,28 +88,18 @@ def _shards(text: str) -> tuple[str, ...]:
     return tuple(sorted(found)) if text else SHARDS
 
 
-def _since(options: BatchOptions) -> TsSeq | None:
-    if not options.updated_since:
-        return None
+def _version(option: str, text: str) -> TsSeq | None:
+    """The version that an option names; None where it is not given."""
     try:
-        return version_at(options.updated_since)
+        return version_at(text) if text else None
     except InvalidInput as error:
-        raise ConfigError(f"option updatedSince: {error}") from None
-
-
-def _as_of(options: BatchOptions) -> TsSeq | None:
-    if not options.as_of:
-        return None
-    try:
-        return version_at(options.as_of)
-    except InvalidInput as error:
-        raise ConfigError(f"option asOf: {error}") from None
+        raise ConfigError(f"option {option}: {error}") from None
 
 
 def check_selection(options: BatchOptions) -> None:
     """Refuse what no plan could make sense of; asks nobody."""
     selection = Selection.of(options)
-    as_of = _as_of(options)
+    as_of = _version("asOf", options.as_of)
     for name, given in (("asOf", as_of), ("updatedSince", selection.since)):
         if given and options.view in PRESENT_VIEWS:
             raise ConfigError(f"view {options.view} shows what is there now, without versions: leave {name} out")
@@ -276,4 +266,4 @@ def _pieces(size: int, task: ShardTask, share: int) -> Iterator[tuple[int, Shard
 
 def take_cut(index: Index, shards: Sequence[str], options: BatchOptions) -> list[TsSeq]:
     """How far each shard is read, by the options of a job."""
-    return cuts_of.take_cut(index, shards, options.pending, options.pending_wait, _as_of(options))
+    return cuts_of.take_cut(index, shards, options.pending, options.pending_wait, _version("asOf", options.as_of))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from lake_spark.client.transaction import (
     unpack_index,
 )
 from lake_spark.client.writing import Change, Fields, check_change, write
-from lake_spark.errors import ConflictError, IndexFailure, InvalidInput
+from lake_spark.errors import ConflictError, InvalidInput
 from lake_spark.index import TransactionIndex
 from lake_spark.model import TsSeq
 from lake_spark.options import BatchOptions
@@ -78,12 +77,8 @@ class WriteTask:
         own = TransactionIndex.begin(
             self.session.index, self.options.lease, f"{self.txn.txn}.{self.partition}", 1, passing=True
         )
-        try:
+        with given_up_on_failure(own):
             self._stage(own, rows, staged)
-        except BaseException:
-            with contextlib.suppress(IndexFailure):
-                own.abort()
-            raise
         commit(self.session, own, [staged])
         staged.segments, staged.meta = [], {}
         return staged
@@ -194,12 +189,9 @@ def commit_job(
     session: Session, txn: TransactionIndex, tasks: Sequence[StagedTask], *, overwrite: bool, expects: bool
 ) -> None:
     """Publish what the tasks staged and make it visible at once; only what is in their messages counts."""
-    try:
-        if overwrite or expects:
+    if overwrite or expects:
+        with given_up_on_failure(txn):
             _check_partitioning(tasks, "overwrite" if overwrite else "expectedVersion")
-    except BaseException:
-        txn.abort()
-        raise
     commit(session, txn, tasks)
 
 
